@@ -1,0 +1,226 @@
+"""Graph: scalar operations over their own axes, with views on the edges as index maps.
+
+    Node = op, axes, reduce (how many trailing axes are reduced), reads, dtype, attrs
+    Read = source, index (one Expr a source dimension, in the reader's axes), guard (all >= 0), fill where it fails
+
+A map node's value at a point of its axes is op applied to its reads' values there. A reduce node combines over its
+trailing `reduce` axes; its shape is what remains. A scan runs along its last axis. Externs read whole tensors: each of
+their Reads has its own `domain` (the operand's shape) and the strides the call is owed.
+Nodes are interned by their Builder, so equal nodes are one object; origins are a side table and no part of identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.index import Expr, Facts
+from plait.ir.ops import OPS, OpDef
+
+Shape = tuple[Expr, ...]
+Scalar = bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One operand. `index[d]` addresses dimension d of `source` in the reader's axes; `value(k)` in it is the reader's k-th
+    read's value. Where some `guard` expression is negative, the value is `fill` and nothing is read (T1)."""
+
+    source: Node
+    index: Shape
+    guard: Shape = ()
+    fill: Scalar = 0
+    domain: Shape | None = None  # externs only: the operand's shape, whose axes `index` speaks of
+    strides: Shape | None = None  # externs only: strides (in elements) the operand must have
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operation; compare by identity. Build with `Builder.node`, which infers `dtype`."""
+
+    op: str
+    axes: Shape
+    reduce: int
+    reads: tuple[Read, ...]
+    dtype: DType
+    attrs: tuple[tuple[str, Any], ...]
+    serial: int  # first-construction order: the deterministic order of everything
+
+    @property
+    def defn(self) -> OpDef:
+        """The operator's definition."""
+        return OPS[self.op]
+
+    @property
+    def kind(self) -> str:
+        """source, map, reduce, scan, random, extern or project."""
+        return OPS[self.op].kind
+
+    @property
+    def shape(self) -> Shape:
+        """Extents of the value."""
+        return self.axes[: len(self.axes) - self.reduce] if self.reduce else self.axes
+
+    def attr(self, name: str) -> Any:
+        """One attribute; KeyError when the operator has none of that name."""
+        for k, v in self.attrs:
+            if k == name:
+                return v
+        raise KeyError(name)
+
+    def __repr__(self) -> str:
+        return f"%{self.op}_{self.serial}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a tensor's elements are: strides and offset in elements."""
+
+    strides: Shape
+    offset: Expr = ix.ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node came from: the FX node, the user's module path, and the user's source line."""
+
+    fx: str
+    module: str = ""
+    line: str = ""  # "file.py:12 x = softmax(y)"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A graph input. `position` is the argument's place in the call; `layout` None for a Python scalar."""
+
+    node: Node
+    position: int
+    layout: Layout | None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A graph output: `read` (with domain) of a node, delivered with `strides`. `writes_to` is the position of the input
+    whose memory receives it (a functionalised mutation); such an output is not returned. `alias` is the position of the
+    input that is returned as it is, or None."""
+
+    name: str
+    read: Read
+    strides: Shape
+    writes_to: int | None = None
+    device: str = "cpu"
+
+
+@dataclass
+class Graph:
+    """Nodes reachable from `outputs`, in first-construction order (G1: closed and acyclic)."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    # least and greatest value of each symbol, and where it is bound: (input position, dimension | None for a scalar input)
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    hints: dict[str, int] = field(default_factory=dict)
+    # how to compute a symbol at run time: name -> ("scalar", position) | ("size", position, dim) | ("stride", position, dim)
+    bindings: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    origins: dict[Node, tuple[Origin, ...]] = field(default_factory=dict)
+    # strides eager gave to a node's value, where it is a dense tensor: the preferred layout of its buffer
+    layouts: dict[Node, Shape] = field(default_factory=dict)
+    device: str = "cpu"
+
+    def nodes(self) -> list[Node]:
+        """Reachable nodes; every node comes after its sources."""
+        seen: set[Node] = set()
+        stack: list[Node] = [o.read.source for o in self.outputs]
+        while stack:
+            n = stack.pop()
+            if n not in seen:
+                seen.add(n)
+                stack.extend(r.source for r in n.reads)
+        # serial numbers grow along edges, because a node is built after its sources
+        return sorted(seen, key=lambda n: n.serial)
+
+    def facts(self, axes: Shape = ()) -> Facts:
+        """Facts for simplification in the context of `axes`."""
+        return Facts(axes=axes, symbols=self.symbols)
+
+    def users(self) -> dict[Node, list[Node]]:
+        """Readers of each node, in order, without repetition."""
+        out: dict[Node, list[Node]] = {n: [] for n in self.nodes()}
+        for n in self.nodes():
+            for s in dict.fromkeys(r.source for r in n.reads):
+                out[s].append(n)
+        return out
+
+    def hint(self, e: Expr) -> int:
+        """The value of an axis-free expression at the hinted sizes."""
+        return e.evaluate({a: self.hints.get(str(a.args[0]), 64) for a in e.leaves()})
+
+
+class Builder:
+    """The only maker of nodes: interns them and infers their types (N1)."""
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        self._table: dict[tuple[Any, ...], Node] = {}
+        self.facts = facts or Facts()
+        self._count = 0
+
+    def node(
+        self, op: str, axes: Sequence[Expr], reads: Sequence[Read] = (), *, reduce: int = 0, **attrs: Any
+    ) -> Node:
+        """Make (or find) a node. Raises TypeMismatch for operands the operator does not take, KeyError for unknown operators."""
+        defn = OPS[op]
+        if defn.arity is not None and len(reads) != defn.arity:
+            raise ValueError(f"{op} takes {defn.arity} reads, got {len(reads)}")
+        if set(attrs) != set(defn.attrs):
+            raise ValueError(f"{op} takes attributes {defn.attrs}, got {tuple(attrs)}")
+        dtype = defn.infer([r.source.dtype for r in reads], attrs)
+        packed = tuple(sorted(attrs.items()))
+        # repr keeps -0.0 from 0.0, nan equal to itself, and 1 from True, which plain equality of attributes would not
+        key = (op, tuple(axes), reduce, _keyed(reads), dtype, repr(packed))
+        found = self._table.get(key)
+        if found is None:
+            found = Node(op, tuple(axes), reduce, tuple(reads), dtype, packed, self._count)
+            self._count += 1
+            self._table[key] = found
+        return found
+
+
+def _keyed(reads: Iterable[Read]) -> tuple[tuple[Any, ...], ...]:
+    return tuple((r.source, r.index, r.guard, repr(r.fill), r.domain, r.strides) for r in reads)
+
+
+def identity(shape: Sequence[Expr]) -> Shape:
+    """The index map that reads a source of `shape` point by point."""
+    return tuple(ix.ZERO if n is ix.ONE else ix.axis(d) for d, n in enumerate(shape))
+
+
+def compose(read_index: Shape, through: Shape, facts: Facts) -> Shape:
+    """`read_index` speaks of axes whose values are `through` (in new axes): the same read in the new axes."""
+    env = {ix.axis_atom(i): e for i, e in enumerate(through)}
+    return tuple(e.substitute(env, facts) for e in read_index)
+
+
+def topological(outputs: Iterable[Node]) -> Iterator[Node]:
+    """Nodes under `outputs`, sources first."""
+    seen: set[Node] = set()
+    stack = list(outputs)
+    while stack:
+        n = stack.pop()
+        if n not in seen:
+            seen.add(n)
+            stack.extend(r.source for r in n.reads)
+    yield from sorted(seen, key=lambda n: n.serial)
+
+
+def contiguous_strides(shape: Sequence[Expr]) -> Shape:
+    """Row-major strides, in elements, as torch gives them (an extent of 0 or 1 counts as 1)."""
+    out: list[Expr] = []
+    step = ix.ONE
+    for n in reversed(shape):
+        out.append(step)
+        step = step * (ix.ONE if n.const == 0 else n)
+    return tuple(reversed(out))

@@ -1,0 +1,166 @@
+"""TileProgram: how one group runs, for a GPU block or a CPU thread alike.
+
+    dims    the group's axes: `grid` dims are cut into tiles that blocks (threads) own, `row` dims every block sweeps whole
+    body    Let | Load | Store | Check | Reduce | Scan | Sweep
+
+Locals are integers (printed v0, v1, …), each assigned once. A value's `span` is the sorted tuple of dims it varies over.
+Addresses and guards are Exprs whose leaves are: axis(i) = dims[i], sym(name) = a run-time size (an i64 parameter),
+value(k) = the local k (an integer value). Addresses count elements from the buffer's data pointer.
+
+Two forms. *Flat*: no Sweep; a tile covers the row dims whole, and every value is computed once. *Swept*: row dims are
+walked by Sweep loops, one or more passes; a Reduce or Scan inside a Sweep over its dims is a carried accumulator, and a
+Reduce's result exists only after the outermost Sweep over its dims.
+
+Types: a local's `dtype` is a compute type (never f16, bf16, f8*): a Load converts up from the buffer's type, a Store
+rounds to it. Let "round" (attr dtype) rounds to a storage type and keeps the compute type.
+
+Invariants: L1 in bounds under guard; L2 each output element stored once; L3 masked lanes hold the identity of the
+reduction that consumes them; L4 no value escapes its loop but reduce results; L5 accumulators have the declared dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from plait.ir.dtype import DType
+from plait.ir.index import Expr
+from plait.tile.schedule import Schedule
+
+Span = tuple[int, ...]
+Scalar = bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One axis of the group. `role` is "grid" or "row"."""
+
+    name: str
+    extent: Expr
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A kernel argument. `role`: in, out, inout, or scratch (private to a block, `elems` long, addressed by row dims).
+    `elems` bounds addresses: 0 <= address < elems."""
+
+    name: str
+    dtype: DType
+    role: str
+    elems: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """out = op(args). Ops are the map and random operators of ir/ops (same attributes, with `expr` and `linear` over dims),
+    and "round"."""
+
+    out: int
+    op: str
+    args: tuple[int, ...]
+    dtype: DType
+    span: Span
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    def attr(self, name: str) -> Any:
+        """One attribute; KeyError when absent."""
+        return dict(self.attrs)[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """out = buffer[address] where every guard expression is >= 0, else fill (nothing is read)."""
+
+    out: int
+    buffer: int
+    address: Expr
+    dtype: DType
+    span: Span
+    guard: tuple[Expr, ...] = ()
+    fill: Scalar = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[address] = value, rounded to the buffer's type. `span` are the dims whose points each store once."""
+
+    buffer: int
+    address: Expr
+    value: int
+    span: Span
+    guard: tuple[Expr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Report failure `code` (1-based, names an entry of TileProgram.messages) unless 0 <= index < extent wherever guard holds."""
+
+    index: Expr
+    extent: Expr
+    code: int
+    span: Span
+    guard: tuple[Expr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """out = monoid over `dims` of arg. Monoids: sum prod max min any all argmax argmin (as in ir/ops). `linear` is, for
+    argmax and argmin, the index to report, over dims."""
+
+    out: int
+    monoid: str
+    arg: int
+    dims: Span
+    dtype: DType
+    span: Span  # of the result: arg's span less dims
+    linear: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """out = inclusive scan of arg along dim. Scans: cumsum cumprod cummax cummin logcumsumexp."""
+
+    out: int
+    scan: str
+    arg: int
+    dim: int
+    dtype: DType
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """for every point of row dim `dim`, in order: body."""
+
+    dim: int
+    body: tuple[Stmt, ...]
+
+
+Stmt = Let | Load | Store | Check | Reduce | Scan | Sweep
+
+
+@dataclass(frozen=True, slots=True)
+class TileProgram:
+    """One kernel, or one part of a horizontally fused kernel."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    buffers: tuple[Buffer, ...]
+    symbols: tuple[str, ...]
+    body: tuple[Stmt, ...]
+    schedule: Schedule
+    messages: tuple[str, ...] = ()  # of Checks: what went out of range
+    header: tuple[str, ...] = ()  # comment lines: plan, cost, the user's source lines
+
+    def walk(self) -> Iterator[Stmt]:
+        """Every statement, sweeps before their bodies."""
+        yield from _walk(self.body)
+
+
+def _walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    for s in body:
+        yield s
+        if isinstance(s, Sweep):
+            yield from _walk(s.body)

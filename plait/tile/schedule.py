@@ -1,0 +1,56 @@
+"""Schedule: how a group's dims are cut, as one line of text that is stored, quoted and pinned.
+
+    form=flat tile=p0:4,r0:all warps=8 stages=1 vector=r0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`form`: "flat" or "swept" (see tile/program). `tile`: points of each dim a block takes (0: all of it; dims not named
+    take 1). `warps`, `stages`: Triton launch options. `vector`: the dim whose neighbouring points share a CPU vector or a
+    GPU's coalesced access; "" when there is none."""
+
+    form: str = "flat"
+    tile: tuple[tuple[str, int], ...] = ()
+    warps: int = 4
+    stages: int = 1
+    vector: str = ""
+
+    def size(self, dim: str) -> int:
+        """Tile points of a dim: 0 means all, 1 when not named."""
+        return dict(self.tile).get(dim, 1)
+
+    def __str__(self) -> str:
+        tiles = ",".join(f"{d}:{n or 'all'}" for d, n in self.tile)
+        return f"form={self.form} tile={tiles} warps={self.warps} stages={self.stages} vector={self.vector}"
+
+    def having(self, **changes: object) -> Schedule:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Inverse of str(). Raises ValueError on a line it cannot read."""
+    fields: dict[str, str] = {}
+    for part in text.split():
+        key, eq, val = part.partition("=")
+        if not eq or key not in ("form", "tile", "warps", "stages", "vector"):
+            raise ValueError(f"not a schedule field: {part!r} in {text!r}")
+        fields[key] = val
+    tile: list[tuple[str, int]] = []
+    for item in filter(None, fields.get("tile", "").split(",")):
+        dim, colon, n = item.partition(":")
+        if not colon:
+            raise ValueError(f"not a tile: {item!r} in {text!r}")
+        tile.append((dim, 0 if n == "all" else int(n)))
+    return Schedule(
+        form=fields.get("form", "flat"),
+        tile=tuple(tile),
+        warps=int(fields.get("warps", "4")),
+        stages=int(fields.get("stages", "1")),
+        vector=fields.get("vector", ""),
+    )
