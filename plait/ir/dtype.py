@@ -8,7 +8,7 @@ from enum import Enum
 class DType(Enum):
     """An element type. `.value` is its name in printed IR."""
 
-    bool = "bool"
+    b1 = "bool"
     u8 = "u8"
     i8 = "i8"
     i16 = "i16"
@@ -32,7 +32,7 @@ class DType(Enum):
     @property
     def is_float(self) -> bool:
         """Any floating-point type."""
-        return self.value[0] in "fb" and self is not DType.bool
+        return self.value[0] in "fb" and self is not DType.b1
 
     @property
     def is_int(self) -> bool:
@@ -51,7 +51,7 @@ class DType(Enum):
 
 
 _BYTES = {
-    DType.bool: 1,
+    DType.b1: 1,
     DType.u8: 1,
     DType.i8: 1,
     DType.i16: 2,

@@ -168,9 +168,7 @@ class Builder:
         self.facts = facts or Facts()
         self._count = 0
 
-    def node(
-        self, op: str, axes: Sequence[Expr], reads: Sequence[Read] = (), *, reduce: int = 0, **attrs: Any
-    ) -> Node:
+    def node(self, op: str, axes: Sequence[Expr], reads: Sequence[Read] = (), *, reduce: int = 0, **attrs: Any) -> Node:
         """Make (or find) a node. Raises TypeMismatch for operands the operator does not take, KeyError for unknown operators."""
         defn = OPS[op]
         if defn.arity is not None and len(reads) != defn.arity:

@@ -36,7 +36,10 @@ class Atom:
             found = object.__new__(cls)
             found.kind, found.args = kind, args
             # the sort key makes canonical order independent of object identity
-            found.key = (kind, *(a.key if isinstance(a, Expr) else (str(type(a).__name__), str(a).zfill(6)) for a in args))
+            found.key = (
+                kind,
+                *(a.key if isinstance(a, Expr) else (str(type(a).__name__), str(a).zfill(6)) for a in args),
+            )
             found = cls._table.setdefault(ident, found)  # atomic under the GIL: every thread gets the same object
         return found
 

@@ -63,24 +63,24 @@ def _integral(dtypes: Sequence[DType], attrs: Attrs) -> DType:
 
 def _compare(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     _arith(dtypes, attrs)
-    return DType.bool
+    return DType.b1
 
 
 def _float_test(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     _float(dtypes, attrs)
-    return DType.bool
+    return DType.b1
 
 
 def _where(dtypes: Sequence[DType], attrs: Attrs) -> DType:
-    if dtypes[0] is not DType.bool:
+    if dtypes[0] is not DType.b1:
         raise TypeMismatch(f"condition is {dtypes[0]}")
     return _same(dtypes[1:], attrs)
 
 
 def _bools(dtypes: Sequence[DType], attrs: Attrs) -> DType:
-    if dtypes[0] is not DType.bool:
+    if dtypes[0] is not DType.b1:
         raise TypeMismatch(f"wants bool, got {dtypes[0]}")
-    return DType.bool
+    return DType.b1
 
 
 def _attr_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:

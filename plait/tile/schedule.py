@@ -1,6 +1,6 @@
 """Schedule: how a group's dims are cut, as one line of text that is stored, quoted and pinned.
 
-    form=flat tile=p0:4,r0:all warps=8 stages=1 vector=r0
+form=flat tile=p0:4,r0:all warps=8 stages=1 vector=r0
 """
 
 from __future__ import annotations
