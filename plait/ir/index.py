@@ -361,8 +361,8 @@ class Facts:
         shifted = e
         env: dict[Atom, Expr] = {}
         for a in e.leaves():
-            low, _ = self.symbols.get(str(a.args[0]), (0, None))
-            env[a] = _single(a) + low
+            least, _ = self.symbols.get(str(a.args[0]), (0, None))
+            env[a] = _single(a) + least
         shifted = e.substitute(env) if env else e
         # after the shift every symbol is >= 0, and so is every monomial of symbols, divisions and remainders of such
         if any(a.kind == "div" for a in shifted.atoms()) and not all(c >= 0 for _, c in shifted.terms):
