@@ -20,6 +20,7 @@ class DType(Enum):
     f64 = "f64"
     f8e4m3 = "f8e4m3"
     f8e5m2 = "f8e5m2"
+    other = "other"  # what plait only passes between externs (complex, quantised, …); their `outs` name the torch type
 
     def __repr__(self) -> str:
         return self.value
@@ -47,7 +48,7 @@ class DType(Enum):
     @property
     def compute(self) -> DType:
         """The type arithmetic on values of this type happens in."""
-        return DType.f32 if self in _STORAGE_ONLY else self
+        return DType.f32 if self in _STORAGE_ONLY and self is not DType.other else self
 
 
 _BYTES = {
@@ -63,5 +64,6 @@ _BYTES = {
     DType.f64: 8,
     DType.f8e4m3: 1,
     DType.f8e5m2: 1,
+    DType.other: 8,  # for cost estimates alone
 }
-_STORAGE_ONLY = frozenset({DType.f16, DType.bf16, DType.f8e4m3, DType.f8e5m2})
+_STORAGE_ONLY = frozenset({DType.f16, DType.bf16, DType.f8e4m3, DType.f8e5m2, DType.other})

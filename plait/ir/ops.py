@@ -94,6 +94,12 @@ def _i64(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return DType.i64
 
 
+def _gather(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    if not all(d.is_int for d in dtypes[1:]):
+        raise TypeMismatch(f"indices are integers, got {list(dtypes[1:])}")
+    return dtypes[0]
+
+
 def _index(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return DType.i64
 
@@ -107,6 +113,8 @@ def _table() -> dict[str, OpDef]:
         OpDef("bitcast", "map", 1, _attr_dtype, ("dtype",)),
         OpDef("copy", "map", 1, _same),
         OpDef("pieces", "map", None, _same),
+        # read 0 is the data, whose index uses value(k) of reads 1..: integers that are not negative
+        OpDef("gather", "map", None, _gather),
         OpDef("where", "map", 3, _where),
         # random: reads are (seed, offset), both i64 scalars; the counter is offset + linear index of the axes
         OpDef("rand", "random", 2, _attr_dtype, ("dtype", "draw", "linear")),
