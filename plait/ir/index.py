@@ -389,7 +389,7 @@ def floordiv(n: Expr, d: Expr | int, facts: Facts | None = None) -> Expr:
         return n
     if n.const is not None and d.const is not None:
         return const(n.const // d.const)
-    whole, rest = _split_multiples(n, d)
+    whole, rest = split_multiples(n, d)
     if not rest.terms:
         return whole
     facts = facts or NO_FACTS
@@ -411,7 +411,7 @@ def mod(n: Expr, d: Expr | int, facts: Facts | None = None) -> Expr:
         return ZERO
     if n.const is not None and d.const is not None:
         return const(n.const % d.const)
-    _, rest = _split_multiples(n, d)
+    _, rest = split_multiples(n, d)
     if not rest.terms:
         return ZERO
     facts = facts or NO_FACTS
@@ -424,7 +424,7 @@ def mod(n: Expr, d: Expr | int, facts: Facts | None = None) -> Expr:
     return _single(Atom.make("mod", rest, d))
 
 
-def _split_multiples(n: Expr, d: Expr) -> tuple[Expr, Expr]:
+def split_multiples(n: Expr, d: Expr) -> tuple[Expr, Expr]:
     """n = whole*d + rest with every term of `whole` read off syntactically."""
     whole: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
@@ -470,9 +470,9 @@ def _nested_division(n: Expr, d: Expr) -> tuple[Expr, Expr] | None:
 def _common_split(n: Expr, d: Expr, facts: Facts) -> tuple[Expr, Expr, Expr, Expr] | None:
     """n = factor*high + low with factor | d and 0 <= low < factor: then n % d = factor*(high % (d/factor)) + low."""
     for factor in _factor_candidates(n, d):
-        high, low = _split_multiples(n, factor)
+        high, low = split_multiples(n, factor)
         if high.terms and (not low.terms or facts.in_range(low, factor)):
-            quotient, left = _split_multiples(d, factor)
+            quotient, left = split_multiples(d, factor)
             if not left.terms and quotient is not ONE:
                 return factor, high, quotient, low
     return None
