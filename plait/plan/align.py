@@ -115,12 +115,9 @@ class Aligner:
             out.owners[atom] = out.owners.get(atom, frozenset()) | who
         out.loose = a.loose | b.loose
         out.nodes = tuple(sorted((*a.nodes, *b.nodes), key=lambda n: n.serial))
-        # an outside source that both had aligned now has two sets of parts: equate them
-        for key, atoms in b.parts.items():
-            if out.parts[key] is not atoms:
-                self._equate(out, list(out.parts[key]), list(atoms))
         inside = frozenset(out.nodes)
         mine, theirs = frozenset(a.nodes), frozenset(b.nodes)
+        self._join_shared(out, b, mine, theirs)
         crossing = [
             (n, k)
             for n in out.nodes
@@ -135,6 +132,19 @@ class Aligner:
         return out
 
     # ---------------------------------------------------------------- edges
+    def _join_shared(self, out: Alignment, b: Alignment, mine: frozenset[Node], theirs: frozenset[Node]) -> None:
+        """A tensor that both groups touch has two sets of parts: keep its owner's, and equate the other's where they match."""
+        for key, theirs_parts in b.parts.items():
+            mine_parts = out.parts[key]
+            if mine_parts is theirs_parts:
+                continue
+            source = key[0]
+            if source in theirs and source not in mine:
+                out.parts[key] = theirs_parts
+            saved = out.copy()
+            if not self._equate(out, list(mine_parts), list(theirs_parts), frozenset({source})):
+                out.restore(saved)
+
     def _add_axes(self, al: Alignment, node: Node, extents: Iterable[Expr]) -> None:
         for i, e in enumerate(extents):
             if e is ix.ONE:
@@ -172,18 +182,11 @@ class Aligner:
                 continue
             if saved is None:
                 saved = al.copy()
-            if consumer.kind == "extern" or read.source not in al.owners and not self._known(al, read.source):
-                al.restore(saved)
-                return False
             atoms = self._as_atoms(al, consumer, e)
             if atoms is None or not self._equate(al, atoms, list(al.parts[(read.source, d)])):
                 al.restore(saved)
                 return False
         return True
-
-    @staticmethod
-    def _known(al: Alignment, source: Node) -> bool:
-        return not source.shape or (source, 0) in al.parts
 
     def _as_atoms(self, al: Alignment, node: Node, e: Expr) -> list[int] | None:
         """The atoms, outermost first, of which `e` (over the node's axes) is the mixed-radix number; None when it is not one."""
@@ -252,8 +255,9 @@ class Aligner:
         al.cut[a] = pair
         return pair
 
-    def _equate(self, al: Alignment, xs: list[int], ys: list[int]) -> bool:
-        """Make two mixed-radix numbers the same; False when their atoms cannot match (partial changes remain)."""
+    def _equate(self, al: Alignment, xs: list[int], ys: list[int], shared: frozenset[Node] = frozenset()) -> bool:
+        """Make two mixed-radix numbers the same; False when their atoms cannot match (partial changes remain). `shared` are
+        nodes that may own both sides, since both are the same axis of theirs."""
         a, b = al.roots(xs), al.roots(ys)
         while a and b:
             x, y = a.pop(), b.pop()
@@ -271,7 +275,7 @@ class Aligner:
                         return False
                     outer, y = self._cut(al, y, more, ex)
                     b.append(outer)
-            if al.owners[x] & al.owners[y]:
+            if (al.owners[x] & al.owners[y]) - shared:
                 return False  # one node would walk a diagonal
             al.same[y] = x
             al.owners[x] = al.owners[x] | al.owners[y]

@@ -1,0 +1,113 @@
+"""The time model: bytes, operations and parallelism of a group -> nanoseconds. Legality and search never look inside.
+
+time = launch + max(bytes / bandwidth, operations / throughput), both slowed when there are fewer blocks than units.
+Rows that do not stay on chip are read again by every sweep, from the last-level cache when they fit there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from plait.ir.graph import Graph, Node
+from plait.ir.index import Expr
+from plait.plan.align import Alignment
+from plait.plan.device import DeviceSpec
+
+# operations an element costs, relative to an addition, where it is not 1: measured on generated code, rounded
+OP_COST: dict[str, float] = {
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal"), 4.0),
+    **dict.fromkeys(("exp", "exp2", "log", "log2", "sigmoid", "expm1", "log1p", "log10"), 10.0),
+    **dict.fromkeys(("tanh", "erf", "sin", "cos", "erfc"), 14.0),
+    **dict.fromkeys(("pow", "atan2", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"), 30.0),
+    **dict.fromkeys(("lgamma", "digamma", "erfinv", "hypot", "nextafter", "fmod_f", "remainder_f"), 60.0),
+    **dict.fromkeys(("floordiv", "truncdiv", "remainder", "fmod", "ipow"), 10.0),
+    **dict.fromkeys(("rand", "randbits"), 25.0),
+    "randn": 50.0,
+    **dict.fromkeys(("const", "copy", "index"), 0.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one kernel moves and does."""
+
+    bytes_read: float
+    bytes_written: float
+    cache_bytes: float  # re-reads served by the last-level cache
+    ops: float
+    blocks: float  # independent pieces of work
+    launches: int = 1
+
+    def time_on(self, spec: DeviceSpec) -> float:
+        """Predicted nanoseconds."""
+        share = min(1.0, max(self.blocks, 1.0) / spec.units)
+        memory = (self.bytes_read + self.bytes_written) / spec.bytes_per_ns + self.cache_bytes / spec.cache_bytes_per_ns
+        return spec.launch_ns * self.launches + max(memory, self.ops / spec.ops_per_ns) / share
+
+
+class CostModel:
+    """Costs of groups of one graph at its hinted sizes."""
+
+    def __init__(self, graph: Graph, spec: DeviceSpec, stored: Callable[[frozenset[Node]], list[Node]]) -> None:
+        self._graph, self.spec, self._stored = graph, spec, stored
+
+    def size(self, extents: Iterable[Expr]) -> float:
+        """Product of extents at the hinted sizes."""
+        out = 1.0
+        for e in extents:
+            c = e.const
+            out *= self._graph.hint(e) if c is None else c
+        return out
+
+    def row_and_grid(self, al: Alignment) -> tuple[set[int], set[int]]:
+        """Atoms that blocks sweep, and the others."""
+        row: set[int] = set()
+        every: set[int] = set()
+        for n in al.nodes:
+            every.update(al.span(n))
+            if n.kind in ("reduce", "scan"):
+                row.update(al.reduced(n))
+        return row, every - row
+
+    def cost(self, al: Alignment) -> Cost:
+        """Bytes, operations and blocks of a group as one kernel."""
+        inside = frozenset(al.nodes)
+        row, grid = self.row_and_grid(al)
+        row_elems = self.size(al.extent[a] for a in row)
+        sweeps = 1 + max(self._depths(al, inside).values(), default=0) if row else 1
+        kept = row_elems <= self.spec.row_elems
+        read = cache = 0.0
+        traffic: dict[Node, float] = {}
+        for n in al.nodes:
+            points = self.size(n.axes)
+            for r in n.reads:
+                if r.source not in inside and r.source.kind in ("source", "extern", "project", *_COMPUTED):
+                    traffic[r.source] = traffic.get(r.source, 0.0) + points
+        for source, points in traffic.items():
+            nbytes = min(points, self.size(source.shape)) * source.dtype.nbytes
+            read += nbytes
+            if not kept and points >= row_elems:
+                cache += nbytes * (sweeps - 1)
+        written = sum(self.size(n.shape) * n.dtype.nbytes for n in self._stored(inside))
+        loose = 2.0 if al.loose else 1.0
+        ops = sum(self.size(n.axes) * OP_COST.get(n.op, 1.0) for n in al.nodes) * loose
+        blocks = self.size(al.extent[a] for a in grid)
+        if not row:
+            blocks /= 256.0
+        return Cost(read, written, cache, ops, blocks)
+
+    def _depths(self, al: Alignment, inside: frozenset[Node]) -> dict[Node, int]:
+        """How many dependent reductions end at each node."""
+        depth: dict[Node, int] = {}
+        for n in al.nodes:
+            below = max((depth[r.source] for r in n.reads if r.source in inside), default=0)
+            depth[n] = below + (1 if n.kind == "reduce" else 0)
+        return depth
+
+    def time(self, al: Alignment) -> float:
+        """Predicted nanoseconds of a group as one kernel."""
+        return self.cost(al).time_on(self.spec)
+
+
+_COMPUTED = ("map", "reduce", "scan", "random")

@@ -1,0 +1,39 @@
+"""What a device can do: the constants of the time model, each with where it comes from. Vendor knowledge lives here only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """Ceilings of a device. `bytes_per_ns`: copy bandwidth (read + written). `cache_bytes_per_ns`: bandwidth of re-reads that
+    hit the last-level cache. `ops_per_ns`: simple f32 operations. `launch_ns`: one kernel boundary. `units`: multiprocessors
+    or cores. `row_elems`: elements of a row a block keeps on chip. `measured`: date and method."""
+
+    name: str
+    kind: str  # "cpu" | "cuda"
+    bytes_per_ns: float
+    cache_bytes_per_ns: float
+    ops_per_ns: float
+    launch_ns: float
+    units: int
+    row_elems: int
+    measured: str
+
+
+SPECS: dict[str, DeviceSpec] = {
+    "h200": DeviceSpec("h200", "cuda", 4270, 8000, 25000, 3000, 132, 32768, "2026-11-29, copy and matmul on one card"),
+    "h100": DeviceSpec("h100", "cuda", 3000, 7000, 25000, 3000, 132, 32768, "vendor data sheet x 0.9"),
+    "a100": DeviceSpec("a100", "cuda", 1750, 4500, 9000, 3500, 108, 16384, "vendor data sheet x 0.9"),
+    "l40s": DeviceSpec("l40s", "cuda", 770, 3500, 40000, 3500, 142, 16384, "vendor data sheet x 0.9"),
+    "b200": DeviceSpec("b200", "cuda", 7000, 12000, 35000, 3000, 148, 32768, "vendor data sheet x 0.9"),
+    "cpu": DeviceSpec("cpu", "cpu", 13, 60, 8, 3000, 2, 1 << 17, "2026-11-29, copy on two cores"),
+}
+
+
+def spec_for(kind: str, capability: str = "") -> DeviceSpec:
+    """The spec of a device kind ("cpu", "cuda") and, on CUDA, its name in lower case; unknown cards count as an H100."""
+    if kind == "cpu":
+        return SPECS["cpu"]
+    return next((s for key, s in SPECS.items() if s.kind == "cuda" and key in capability.lower()), SPECS["h100"])

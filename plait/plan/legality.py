@@ -1,0 +1,87 @@
+"""May two groups be one kernel? One predicate per law; each returns a Reason or None. No law looks at time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plait.ir.graph import Node
+from plait.plan.align import Alignment
+from plait.plan.cost import CostModel
+from plait.plan.reasons import Reason, Why
+
+Fits = Callable[[Alignment], "Reason | None"]
+Law = Callable[["Context", Alignment], "Reason | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What laws may ask: sizes, the device's limits, and whether any schedule fits (handed in: plan knows no tiles)."""
+
+    model: CostModel
+    fits: Fits
+    max_arguments: int
+    max_nodes: int
+
+
+def why_not_arguments(ctx: Context, al: Alignment) -> Reason | None:
+    """A kernel takes a bounded number of tensors and operations (registers, compile time)."""
+    inside = frozenset(al.nodes)
+    outside = {r.source for n in al.nodes for r in n.reads if r.source not in inside}
+    if len(outside) > ctx.max_arguments or len(al.nodes) > ctx.max_nodes:
+        return Reason(Why.ARGUMENTS, f"{len(outside)} tensors, {len(al.nodes)} operations")
+    return None
+
+
+def why_not_loose(ctx: Context, al: Alignment) -> Reason | None:
+    """What is read at another index is evaluated again there; that must not repeat a reduction, a scan or a random draw's cost."""
+    inside = frozenset(al.nodes)
+    for consumer, k in al.loose:
+        for n in _closure(consumer.reads[k].source, inside):
+            if n.kind in ("scan", "random"):
+                return Reason(Why.MISALIGNED, f"{consumer.op} reads {n.op} at other indices")
+    return None
+
+
+def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
+    """The common domain must not be larger than the largest member's: else unrelated axes would be crossed."""
+    row, grid = ctx.model.row_and_grid(al)
+    grid_points = ctx.model.size(al.extent[a] for a in grid)
+    most = max(ctx.model.size(n.axes) for n in al.nodes)
+    for n in al.nodes:
+        own_rows = set(al.span(n)) & row
+        executed = grid_points * ctx.model.size(al.extent[a] for a in own_rows)
+        if executed > 1.25 * most + 1024:
+            return Reason(Why.MISALIGNED, f"{n.op} would run {executed / max(most, 1):.0f} times over")
+    return None
+
+
+def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
+    """Some schedule must fit: asked only where it is in doubt (several row shapes, or re-evaluated edges)."""
+    rows = {frozenset(al.reduced(n)) for n in al.nodes if n.kind in ("reduce", "scan")}
+    if len(rows) <= 1 and not al.loose:
+        return None
+    return ctx.fits(al)
+
+
+LAWS: tuple[Law, ...] = (why_not_arguments, why_not_loose, why_not_blowup, why_not_fit)
+
+
+def why_not(ctx: Context, al: Alignment) -> Reason | None:
+    """The first law that forbids the group, or None."""
+    for law in LAWS:
+        reason = law(ctx, al)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _closure(node: Node, inside: frozenset[Node]) -> set[Node]:
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in inside and n not in seen:
+            seen.add(n)
+            stack.extend(r.source for r in n.reads)
+    return seen
