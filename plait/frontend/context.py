@@ -56,6 +56,7 @@ class Tensor:
     index: Shape
     guard: Shape = ()
     fill: Scalar = 0
+    strides: Shape | None = field(default=None, compare=False)  # eager's, where the FX graph tells them
 
     @property
     def dtype(self) -> DType:
@@ -114,6 +115,8 @@ class Context:
     make_extern: Extern | None = None  # externs.make_extern, passed in so that it may use this module
     node_meta: Any = None  # the torch.fx.Node being lowered: its meta has eager's strides
     reason: str = ""  # why the lowering under way returned NotImplemented
+    effects: list[Node] = field(default_factory=list)  # externs that must run though nobody reads them
+    refusals: dict[Node, str] = field(default_factory=dict)  # why a node is an extern
     _serials: int = 0
     _seed: tuple[Tensor, Tensor] | None = None
 

@@ -94,7 +94,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A graph input. `position` is the argument's place in the call; `layout` None for a Python scalar."""
+    """A graph input. `position` is the argument's place in the call (constants come after the arguments, see
+    Graph.constants); `layout` None for a Python scalar."""
 
     node: Node
     position: int
@@ -105,8 +106,8 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Output:
     """A graph output: `read` (with domain) of a node, delivered with `strides`. `writes_to` is the position of the input
-    whose memory receives it (a functionalised mutation); such an output is not returned. `alias` is the position of the
-    input that is returned as it is, or None."""
+    whose memory receives it (a functionalised mutation); such an output is not returned. What the call returns, and in
+    which order, is Graph.returns."""
 
     name: str
     read: Read
@@ -121,20 +122,29 @@ class Graph:
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
-    # least and greatest value of each symbol, and where it is bound: (input position, dimension | None for a scalar input)
+    # least and greatest value of each symbol (None: unbounded above)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     hints: dict[str, int] = field(default_factory=dict)
-    # how to compute a symbol at run time: name -> ("scalar", position) | ("size", position, dim) | ("stride", position, dim)
+    # how to compute a symbol at run time, each after those it needs: forms and their evaluator are in ir/bindings.py
     bindings: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     origins: dict[Node, tuple[Origin, ...]] = field(default_factory=dict)
     # strides eager gave to a node's value, where it is a dense tensor: the preferred layout of its buffer
     layouts: dict[Node, Shape] = field(default_factory=dict)
     device: str = "cpu"
+    # number of arguments of the call; `constants` names the module attribute to pass at each position from `arity` on
+    arity: int = 0
+    constants: dict[int, str] = field(default_factory=dict)
+    # what the call returns, in order: ("tensor", k) outputs[k] | ("item", k) its value as a Python float | ("input",
+    # position) the argument itself | ("scalar", Expr) | ("value", constant) | ("none",)
+    returns: tuple[tuple[Any, ...], ...] = ()
+    # externs that must run though no output depends on them (asserts, prints, collectives); with every other extern
+    # whose `serial` attribute is not None they run in the order of their node serials
+    effects: tuple[Node, ...] = ()
 
     def nodes(self) -> list[Node]:
         """Reachable nodes; every node comes after its sources."""
         seen: set[Node] = set()
-        stack: list[Node] = [o.read.source for o in self.outputs]
+        stack: list[Node] = [*(o.read.source for o in self.outputs), *self.effects]
         while stack:
             n = stack.pop()
             if n not in seen:
@@ -185,6 +195,20 @@ class Builder:
             self._count += 1
             self._table[key] = found
         return found
+
+    @property
+    def count(self) -> int:
+        """How many nodes there are; also the serial of the next."""
+        return self._count
+
+    def since(self, count: int) -> list[Node]:
+        """Nodes made after `count` was read, in order."""
+        out: list[Node] = []
+        for n in reversed(self._table.values()):
+            if n.serial < count:
+                break
+            out.append(n)
+        return out[::-1]
 
 
 def _keyed(reads: Iterable[Read]) -> tuple[tuple[Any, ...], ...]:

@@ -1,0 +1,265 @@
+"""ATen calls in a Graph: how an FX call is frozen into an extern node, and how the frozen form becomes a call again.
+
+A template is a tree of plain values, so that it can be printed, compared and cached, and never holds a live object:
+
+    Arg(k)                 operand k of the node
+    Expr                   a SymInt
+    None bool int float str
+    ("list", (…)) ("tuple", (…)) ("dict", ((key, …), …))
+    ("dtype", "float32") ("device", "cuda:0") ("layout", "strided") ("memory_format", "channels_last")
+    ("complex", re, im) ("slice", start, stop, step) ("op", "aten.add.Tensor") ("attr", "true_graph_0")
+
+The template of a node is ("call", ("tuple", args), ("dict", kwargs)). `outs` has one entry a result:
+(shape, DType, strides) for a tensor (DType.other where plait has no such type), ("int",), ("float",), ("none",), ….
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from plait.errors import ImportFailed
+from plait.frontend.context import Context, Tensor, to_dtype, whole
+from plait.frontend.sizes import Sizes
+from plait.ir.bindings import Number, sym_values
+from plait.ir.dtype import DType
+from plait.ir.graph import Node, Read, Shape, contiguous_strides
+from plait.ir.index import Expr
+
+_CONTRACT = frozenset(
+    ["mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "cudnn_convolution", "mkldnn_convolution", "_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm", "linear", "linear_backward", "matmul", "matmul_backward", "einsum", "dot", "vdot", "mv", "addmv", "addr", "addbmm", "_addmm_activation", "_weight_int8pack_mm", "_weight_int4pack_mm", "mkldnn_linear", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward", "_efficient_attention_forward", "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward", "_flash_attention_backward", "_efficient_attention_backward"]
+)
+_SCATTER = frozenset(
+    ["index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "masked_scatter", "index_reduce", "embedding_dense_backward", "as_strided_scatter", "put", "_unsafe_masked_index_put_accumulate", "_index_put_impl"]
+)
+_PURE_NAMESPACES = ("aten", "prims")
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """The place of operand `k` in a template."""
+
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """An argument that is a module attribute (a subgraph), by name."""
+
+    name: str
+
+
+# ------------------------------------------------------------------------------------------------ names of operators
+def target_name(target: Any) -> str:
+    """The name an extern node keeps: "aten.mm.default", or "higher_order.cond"."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    raise ImportFailed(f"a call of {target!r}, which is no operator")
+
+
+def resolve(name: str) -> Any:
+    """The operator of that name; ImportFailed when this torch has none."""
+    parts = name.split(".")
+    found: Any = torch.ops
+    for part in parts:
+        found = getattr(found, part, None)
+        if found is None:
+            raise ImportFailed(f"this torch has no operator {name}")
+    return found
+
+
+def role_of(target: Any) -> str:
+    """contract, scatter or opaque."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        base = target._schema.name.split("::")[1]
+        if base in _CONTRACT:
+            return "contract"
+        if base in _SCATTER:
+            return "scatter"
+    return "opaque"
+
+
+def is_effectful(target: Any) -> bool:
+    """Whether the call must happen even when nobody reads it."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    if target.namespace not in _PURE_NAMESPACES:
+        return True
+    base = target._schema.name.split("::")[1]
+    return target._schema.is_mutable or base.startswith(("_assert", "sym_constrain", "_print", "_functional_assert"))
+
+
+def needs_serial(target: Any) -> bool:
+    """Whether two equal calls are two calls: effects and random draws."""
+    return is_effectful(target) or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+# ------------------------------------------------------------------------------------------------------------ freezing
+class _Freezer:
+    """Collects the operands of one call while its arguments are frozen."""
+
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+
+    def freeze(self, v: Any) -> Any:
+        if isinstance(v, Tensor):
+            self.reads.append(operand_read(v))
+            return Arg(len(self.reads) - 1)
+        if v is None or isinstance(v, (Expr, bool, int, float, str)):
+            return v
+        if isinstance(v, (list, tuple)):
+            return ("list" if isinstance(v, list) else "tuple", tuple(self.freeze(x) for x in v))
+        if isinstance(v, Mapping):
+            return ("dict", tuple((str(k), self.freeze(x)) for k, x in v.items()))
+        if isinstance(v, slice):
+            return ("slice", self.freeze(v.start), self.freeze(v.stop), self.freeze(v.step))
+        return _freeze_leaf(v)
+
+
+def _freeze_leaf(v: Any) -> Any:
+    if isinstance(v, (torch.dtype, torch.layout, torch.memory_format)):
+        return (type(v).__name__, str(v).removeprefix("torch."))
+    if isinstance(v, torch.device):
+        return ("device", str(v))
+    if isinstance(v, complex):
+        return ("complex", v.real, v.imag)
+    if isinstance(v, Attr):
+        return ("attr", v.name)
+    if isinstance(v, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return ("op", target_name(v))
+    raise ImportFailed(f"an operator's argument is {v!r} ({type(v).__name__}), which plait cannot keep")
+
+
+def operand_read(x: Tensor) -> Read:
+    """The read of an extern's operand: the whole view, with the strides the call is owed."""
+    strides = x.strides if x.strides is not None else contiguous_strides(x.shape)
+    return Read(x.source, x.index, x.guard, x.fill if x.guard else 0, domain=x.shape, strides=strides)
+
+
+# --------------------------------------------------------------------------------------------------------- extern nodes
+def extern_maker(sizes: Sizes) -> Callable[..., Any]:
+    """The function Context.extern calls, for one graph's symbols."""
+
+    def make(
+        ctx: Context, target: Any, args: Sequence[Any], kwargs: dict[str, Any], meta: Any, role: str, reason: str
+    ) -> Any:
+        freezer = _Freezer()
+        template = ("call", freezer.freeze(tuple(args)), freezer.freeze(kwargs))
+        flat = meta if isinstance(meta, (list, tuple)) else (meta,)
+        outs = tuple(_out(m, sizes) for m in flat)
+        first: tuple[Shape, DType] = next(((o[0], o[1]) for o in outs if is_tensor_out(o)), ((), DType.other))
+        node = ctx.builder.node(
+            "extern",
+            first[0],
+            freezer.reads,
+            dtype=first[1],
+            target=target_name(target),
+            role=role if role != "opaque" else role_of(target),
+            template=template,
+            outs=outs,
+            serial=ctx.serial() if needs_serial(target) else None,
+        )
+        if reason:
+            ctx.refusals.setdefault(node, reason)
+        if is_effectful(target):
+            ctx.effects.append(node)
+        if not isinstance(meta, (list, tuple)):
+            return _result(ctx, node, 0, outs[0], meta, alone=True)
+        results = [_result(ctx, node, k, o, m, alone=False) for k, (o, m) in enumerate(zip(outs, flat, strict=True))]
+        return tuple(results) if isinstance(meta, tuple) else results
+
+    def _result(ctx: Context, node: Node, k: int, out: tuple[Any, ...], meta: Any, alone: bool) -> Any:
+        if is_tensor_out(out):
+            sizes.bind_sizes(out[0], node, k)
+            source = node if alone else ctx.builder.node("project", out[0], [Read(node, ())], dtype=out[1], item=k)
+            return replace(whole(source), strides=out[2])
+        if out == ("none",):
+            return None
+        if out[0] == "int":
+            return sizes.from_extern(meta, node, k)
+        raise ImportFailed(f"{node.attr('target')} returns {meta!r}, which is not a tensor")
+
+    return make
+
+
+def is_tensor_out(out: tuple[Any, ...]) -> bool:
+    """Whether an entry of `outs` is a tensor's."""
+    return len(out) == 3
+
+
+def _out(meta: Any, sizes: Sizes) -> tuple[Any, ...]:
+    if isinstance(meta, torch.Tensor):
+        shape = sizes.shape(meta.shape)
+        strides = sizes.shape(meta.stride()) if meta.layout is torch.strided else contiguous_strides(shape)
+        return (shape, to_dtype(meta.dtype) or DType.other, strides)
+    if meta is None:
+        return ("none",)
+    if isinstance(meta, (int, torch.SymInt)):
+        return ("int",)
+    if isinstance(meta, (float, torch.SymFloat)):
+        return ("float",)
+    return ("python", type(meta).__name__)
+
+
+# -------------------------------------------------------------------------------------------------------------- calling
+def instantiate(
+    template: Any,
+    operands: Sequence[Any],
+    symbols: Mapping[str, Number] | Callable[[Expr], int] | None = None,
+    attrs: Callable[[str], Any] | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of the frozen call. `symbols` are the values of the run's symbols (or a function from Expr to int);
+    `attrs` finds subgraphs by name."""
+    size = symbols if callable(symbols) else _sizer(symbols or {})
+
+    def thaw(t: Any) -> Any:
+        if isinstance(t, Arg):
+            return operands[t.k]
+        if isinstance(t, Expr):
+            return t.const if t.const is not None else size(t)
+        if not isinstance(t, tuple):
+            return t
+        kind = t[0]
+        if kind == "list":
+            return [thaw(x) for x in t[1]]
+        if kind == "tuple":
+            return tuple(thaw(x) for x in t[1])
+        if kind == "dict":
+            return {k: thaw(x) for k, x in t[1]}
+        if kind == "attr":
+            if attrs is None:
+                raise ImportFailed(f"the call needs the subgraph {t[1]}, which this runtime does not keep")
+            return attrs(t[1])
+        return slice(*(thaw(x) for x in t[1:])) if kind == "slice" else _THAW[kind](*t[1:])
+
+    return thaw(template[1]), thaw(template[2])
+
+
+def call(node: Node, operands: Sequence[Any], symbols: Any = None, attrs: Callable[[str], Any] | None = None) -> Any:
+    """Run an extern node on torch tensors: its operator's results as the operator gives them."""
+    args, kwargs = instantiate(node.attr("template"), operands, symbols, attrs)
+    return resolve(node.attr("target"))(*args, **kwargs)
+
+
+def _sizer(symbols: Mapping[str, Number]) -> Callable[[Expr], int]:
+    env = sym_values(symbols)
+    return lambda e: e.evaluate(env)
+
+
+def _torch_name(name: str) -> Any:
+    return getattr(torch, name)
+
+
+_THAW: dict[str, Callable[..., Any]] = {
+    "dtype": _torch_name,
+    "layout": _torch_name,
+    "memory_format": _torch_name,
+    "device": torch.device,
+    "complex": complex,
+    "op": resolve,
+}
