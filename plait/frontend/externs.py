@@ -29,12 +29,14 @@ from plait.ir.dtype import DType
 from plait.ir.graph import Node, Read, Shape, contiguous_strides
 from plait.ir.index import Expr
 
-_CONTRACT = frozenset(
-    ["mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "cudnn_convolution", "mkldnn_convolution", "_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm", "linear", "linear_backward", "matmul", "matmul_backward", "einsum", "dot", "vdot", "mv", "addmv", "addr", "addbmm", "_addmm_activation", "_weight_int8pack_mm", "_weight_int4pack_mm", "mkldnn_linear", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward", "_efficient_attention_forward", "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward", "_flash_attention_backward", "_efficient_attention_backward"]
-)
-_SCATTER = frozenset(
-    ["index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "masked_scatter", "index_reduce", "embedding_dense_backward", "as_strided_scatter", "put", "_unsafe_masked_index_put_accumulate", "_index_put_impl"]
-)
+_CONTRACT_NAMES = """mm addmm bmm baddbmm convolution convolution_backward _convolution conv1d conv2d conv3d
+conv_transpose2d cudnn_convolution mkldnn_convolution _scaled_mm _scaled_grouped_mm _grouped_mm _int_mm linear
+linear_backward matmul matmul_backward einsum dot vdot mv addmv addr addbmm _addmm_activation _weight_int8pack_mm
+_weight_int4pack_mm mkldnn_linear scaled_dot_product_attention"""
+_SCATTER_NAMES = """index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy index_fill
+masked_scatter index_reduce embedding_dense_backward as_strided_scatter put _unsafe_masked_index_put_accumulate"""
+_CONTRACT, _SCATTER = frozenset(_CONTRACT_NAMES.split()), frozenset(_SCATTER_NAMES.split())
+_ATTENTION_PREFIXES = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _PURE_NAMESPACES = ("aten", "prims")
 
 
@@ -58,7 +60,7 @@ def target_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{target._name}"
     raise ImportFailed(f"a call of {target!r}, which is no operator")
 
 
@@ -77,7 +79,7 @@ def role_of(target: Any) -> str:
     """contract, scatter or opaque."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         base = target._schema.name.split("::")[1]
-        if base in _CONTRACT:
+        if base in _CONTRACT or base.startswith(_ATTENTION_PREFIXES):
             return "contract"
         if base in _SCATTER:
             return "scatter"
