@@ -1,0 +1,334 @@
+"""Group -> flat statements: every stored value is evaluated at its place in the group's dims, pulling what it reads.
+
+A value is an *instance*: a node at index expressions over the dims. Reading a producer at its own place shares the
+producer's instance; reading it elsewhere (a rotated half, a shifted row) evaluates it again there. Loads under a guard
+carry the guard, so nothing outside a tensor is ever read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.errors import LowerFailed
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.graph import Node, Read, Scalar, Shape, compose
+from plait.ir.index import Expr, Facts
+from plait.plan.align import Alignment
+from plait.tile.program import Buffer, Check, Dim, Let, Load, Reduce, Scan, Span, Stmt, Store
+
+# operators whose operands are rounded to the user's type first, besides those the table marks discontinuous
+_EXACT = frozenset({"isnan", "isinf", "signbit"})
+# operators that hand an operand on unchanged, so that "exact" asks it of their operands
+_PASSES = frozenset({"cast", "copy", "pieces", "gather", "where", "neg", "abs", "maximum", "minimum", "fmax", "fmin"})
+
+
+@dataclass
+class Flat:
+    """Flat statements of a group, in dependency order. `tensors[b]` is the node that buffer b holds."""
+
+    dims: tuple[Dim, ...]
+    buffers: tuple[Buffer, ...]
+    tensors: tuple[Node, ...]
+    stmts: tuple[Stmt, ...]
+    messages: tuple[str, ...]
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Env:
+    """What lowering asks of its surroundings: strides of materialised values, and which nodes are evaluated where they are read."""
+
+    strides: Callable[[Node], Shape]
+    inline: frozenset[Node]
+    numerics: str
+    symbols: dict[str, tuple[int, int | None]]
+
+
+def lower_flat(al: Alignment, stored: Sequence[Node], env: Env) -> Flat:
+    """Lower a group. Raises LowerFailed when a reduction is read away from its place."""
+    return _Lowering(al, stored, env).run()
+
+
+def order_dims(al: Alignment) -> tuple[list[int], list[int]]:
+    """(grid atoms, row atoms), each outermost first as the largest members have them."""
+    row: set[int] = set()
+    for n in al.nodes:
+        if n.kind in ("reduce", "scan"):
+            row.update(al.reduced(n))
+    grid_order: dict[int, None] = {}
+    row_order: dict[int, None] = {}
+    for n in sorted(al.nodes, key=lambda n: (-len(al.span(n)), n.serial)):
+        for a in al.span(n):
+            (row_order if a in row else grid_order).setdefault(a)
+    return list(grid_order), list(row_order)
+
+
+class _Lowering:
+    def __init__(self, al: Alignment, stored: Sequence[Node], env: Env) -> None:
+        self.al, self.env = al, env
+        self.members = frozenset(al.nodes)
+        self.stored = list(stored)
+        grid, row = order_dims(al)
+        self.dim_of = {a: i for i, a in enumerate([*grid, *row])}
+        self.dims = tuple(
+            Dim(f"{'r' if i >= len(grid) else 'p'}{i if i < len(grid) else i - len(grid)}", al.extent[a], role)
+            for i, (a, role) in enumerate([*((a, "grid") for a in grid), *((a, "row") for a in row)])
+        )
+        self.facts = Facts(axes=tuple(d.extent for d in self.dims), symbols=env.symbols)
+        exprs = {a: ix.axis(i) for a, i in self.dim_of.items()}
+        self.place = {n: al.place(n, exprs) for n in al.nodes}
+        self.stmts: list[Stmt] = []
+        self.memo: dict[tuple[Any, ...], int] = {}
+        self.spans: list[frozenset[int]] = []
+        self.types: list[DType] = []
+        self.buffers: dict[tuple[Node, str], int] = {}
+        self.buffer_list: list[tuple[Node, Buffer]] = []
+        self.messages: list[str] = []
+
+    def run(self) -> Flat:
+        for n in self.stored:
+            self.store(n)
+        return Flat(
+            self.dims,
+            tuple(b for _, b in self.buffer_list),
+            tuple(n for n, _ in self.buffer_list),
+            tuple(self.stmts),
+            tuple(self.messages),
+            self.env.symbols,
+        )
+
+    # ---------------------------------------------------------------- values
+    def store(self, n: Node) -> None:
+        place = self.place[n]
+        parallel = place[: len(n.shape)]
+        v = self.value(n, parallel, (), False)
+        strides = self.env.strides(n)
+        address = _dot(parallel, strides)
+        own = address.axes() | frozenset(i for e in parallel for i in e.axes())
+        # blocks that differ only in a dim the value does not have would store it again: the first one does
+        absent = [i for i, d in enumerate(self.dims) if d.role == "grid" and i not in own]
+        guard = tuple(-ix.axis(i) for i in absent)
+        b = self.buffer(n, "out", strides)
+        self.stmts.append(Store(b, address, v, _span(own | frozenset(absent)), guard))
+
+    def value(self, n: Node, index: Shape, guard: Shape, exact: bool) -> int:
+        """The local that holds node `n` at `index`; under `guard` only, and rounded as the user typed it if `exact`."""
+        member = n in self.members
+        if member and index == self.place[n][: len(n.shape)]:
+            guard = ()
+        if n.kind in ("reduce", "scan"):
+            guard = () if member else guard
+        exact = exact and self._may_be_unrounded(n)
+        key = ("value", n, index, guard, exact)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._compute(n, index, guard, exact, member)
+        return found
+
+    def _may_be_unrounded(self, n: Node) -> bool:
+        return (n in self.members or n in self.env.inline) and (n.op in _PASSES) and self.env.numerics == "fused"
+
+    def _compute(self, n: Node, index: Shape, guard: Shape, exact: bool, member: bool) -> int:
+        if not member and n not in self.env.inline:
+            return self.load(n, index, guard, 0)
+        if n.op == "const":
+            return self.let("const", (), n.dtype.compute, value=n.attr("value"))
+        if n.op == "index":
+            (expr,) = compose((n.attr("expr"),), index, self.facts)
+            return self.let("index", (), DType.i64, expr=expr)
+        if n.kind == "reduce":
+            return self.reduce(n, index)
+        if n.kind == "scan":
+            return self.scan(n, index)
+        if n.kind == "random":
+            (linear,) = compose((n.attr("linear"),), index, self.facts)
+            args = tuple(self.operand(n, r, index, guard, False) for r in n.reads)
+            return self.let(n.op, args, n.dtype, dtype=n.dtype, draw=n.attr("draw"), linear=linear)
+        return self.map(n, index, guard, exact)
+
+    def map(self, n: Node, index: Shape, guard: Shape, exact: bool) -> int:
+        want = n.defn.discontinuous or n.op in _EXACT or (exact and n.op in _PASSES)
+        if n.op == "pieces":
+            return self.pieces(n, index, guard, want)
+        if n.op == "gather":
+            return self.gather(n, index, guard, want)
+        args = tuple(self.operand(n, r, index, guard, want) for r in n.reads)
+        if n.op == "copy":
+            return args[0]
+        if n.op == "cast":
+            return self.cast(n, args[0], exact)
+        attrs = {k: v for k, v in n.attrs if k != "implicit"}
+        return self.let(n.op, args, n.dtype.compute, **attrs)
+
+    def cast(self, n: Node, v: int, exact: bool) -> int:
+        """Casts to storage types round and stay in the compute type; implicit ones are left out where numerics allow."""
+        target = n.dtype.compute
+        if self.types[v] is not target:
+            v = self.let("cast", (v,), target, dtype=target)
+        if not n.dtype.is_storage_only:
+            return v
+        elided = n.attr("implicit") and self.env.numerics == "fused" and not exact and n not in self.stored
+        return v if elided else self.let("round", (v,), target, dtype=n.dtype)
+
+    def operand(self, reader: Node, read: Read, index: Shape, guard: Shape, exact: bool) -> int:
+        """One read of a map node at `index` of its axes."""
+        at = compose(read.index, index, self.facts)
+        return self.guarded(read.source, at, compose(read.guard, index, self.facts), read.fill, guard, exact)
+
+    def guarded(self, source: Node, at: Shape, own: Shape, fill: Scalar, outer: Shape, exact: bool) -> int:
+        own = tuple(g for g in own if not self.facts.is_nonneg(g))
+        if not own:
+            return self.value(source, at, outer, exact)
+        target = source.dtype.compute
+        if any(self.facts.is_nonneg(-g - 1) for g in own):
+            return self.let("const", (), target, value=fill)
+        if source not in self.members and source not in self.env.inline:
+            return self.load(source, at, _join(outer, own), fill)
+        v = self.value(source, at, _join(outer, own), exact)
+        ok = self.let("holds", (), DType.b1, guard=own)
+        return self.let("where", (ok, v, self.let("const", (), target, value=fill)), target)
+
+    def pieces(self, n: Node, index: Shape, guard: Shape, exact: bool) -> int:
+        """The first read whose guard holds; the last one needs no test of its own when some piece always holds."""
+        out: int | None = None
+        for read in reversed(n.reads):
+            own = tuple(g for g in compose(read.guard, index, self.facts) if not self.facts.is_nonneg(g))
+            at = compose(read.index, index, self.facts)
+            if any(self.facts.is_nonneg(-g - 1) for g in own):
+                continue
+            v = self.value(read.source, at, _join(guard, own), exact)
+            if out is not None and own:
+                v = self.let("where", (self.let("holds", (), DType.b1, guard=own), v, out), n.dtype.compute)
+            out = v
+        if out is None:
+            return self.let("const", (), n.dtype.compute, value=0)
+        return out
+
+    def gather(self, n: Node, index: Shape, guard: Shape, exact: bool) -> int:
+        """An indirect read: positions are checked, and what fails the check is never read."""
+        data = n.reads[0]
+        locals_of = {
+            k: self.operand(n, n.reads[k], index, guard, False) for e in (*data.index, *data.guard) for k in e.values()
+        }
+        env = {ix.Atom.make("value", k): ix.value(v) for k, v in locals_of.items()}
+        env |= {ix.axis_atom(i): e for i, e in enumerate(index)}
+        at = tuple(e.substitute(env, self.facts) for e in data.index)
+        own = tuple(e.substitute(env, self.facts) for e in data.guard)
+        own = tuple(g for g in own if not self.facts.is_nonneg(g))
+        bounds: list[Expr] = []
+        for e, extent in zip(at, data.source.shape, strict=True):
+            if not e.values():
+                continue
+            self.check(e, extent, _join(guard, own))
+            bounds += [e, extent - 1 - e]
+        source = data.source
+        if source in self.members or source in self.env.inline:
+            raise LowerFailed(f"{source} is gathered from inside its own kernel")
+        return self.load(source, at, _join(guard, own, tuple(bounds)), data.fill)
+
+    def reduce(self, n: Node, index: Shape) -> int:
+        place = self.place[n]
+        first = len(n.shape)
+        if index != place[:first]:
+            raise LowerFailed(f"{n} is read away from its place")
+        dims = frozenset(self.dim_of[a] for a in self.al.reduced(n))
+        want = n.defn.discontinuous
+        v = self.operand(n, n.reads[0], place, (), want)
+        linear = ix.flatten(place[first:], n.axes[first:]) if n.op in ("argmax", "argmin") else None
+        if not dims:
+            return self.let("const", (), DType.i64, value=0) if linear is not None else v
+        span = self.spans[v] - dims
+        out = self.fresh(span, n.dtype)
+        self.stmts.append(Reduce(out, n.op, v, _span(dims), n.dtype, _span(span), linear))
+        return out
+
+    def scan(self, n: Node, index: Shape) -> int:
+        if index != self.place[n]:
+            raise LowerFailed(f"{n} is read away from its place")
+        dims = [self.dim_of[a] for a in self.al.reduced(n)]
+        v = self.operand(n, n.reads[0], index, (), False)
+        if not dims:
+            return v
+        if len(dims) > 1:
+            raise LowerFailed(f"the scanned axis of {n} is split")
+        span = self.spans[v] | {dims[0]}
+        out = self.fresh(span, n.dtype)
+        self.stmts.append(Scan(out, n.op, v, dims[0], n.dtype, _span(span)))
+        return out
+
+    # ---------------------------------------------------------------- statements
+    def let(self, op: str, args: tuple[int, ...], result: DType, /, **attrs: Any) -> int:
+        packed = tuple(sorted(attrs.items()))
+        key = ("let", op, args, result, repr(packed))
+        found = self.memo.get(key)
+        if found is not None:
+            return found
+        span = frozenset[int]().union(*(self.spans[a] for a in args))
+        for v in attrs.values():
+            for e in v if isinstance(v, tuple) else (v,):
+                if isinstance(e, Expr):
+                    span |= self.expr_span(e)
+        out = self.memo[key] = self.fresh(span, result)
+        self.stmts.append(Let(out, op, args, result, _span(span), packed))
+        return out
+
+    def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar) -> int:
+        key = ("load", n, at, guard, repr(fill))
+        found = self.memo.get(key)
+        if found is not None:
+            return found
+        strides = self.env.strides(n)
+        address = _dot(at, strides)
+        # the address may not move with a dim of stride 0, so the span follows the address
+        span = self.expr_span(address).union(*(self.expr_span(g) for g in guard))
+        out = self.memo[key] = self.fresh(span, n.dtype.compute)
+        b = self.buffer(n, "in", strides)
+        self.stmts.append(Load(out, b, address, n.dtype.compute, _span(span), guard, fill))
+        return out
+
+    def check(self, e: Expr, extent: Expr, guard: Shape) -> None:
+        key = ("check", e, extent, guard)
+        if key in self.memo:
+            return
+        self.messages.append("index out of range in self")
+        self.memo[key] = code = len(self.messages)
+        span = self.expr_span(e).union(*(self.expr_span(g) for g in guard))
+        self.stmts.append(Check(e, extent, code, _span(span), guard))
+
+    def expr_span(self, e: Expr) -> frozenset[int]:
+        out = frozenset(e.axes())
+        for k in e.values():
+            out |= self.spans[k]
+        return out
+
+    def fresh(self, span: Iterable[int], dtype: DType) -> int:
+        self.spans.append(frozenset(span))
+        self.types.append(dtype)
+        return len(self.spans) - 1
+
+    def buffer(self, n: Node, role: str, strides: Shape) -> int:
+        found = self.buffers.get((n, role))
+        if found is None:
+            found = self.buffers[(n, role)] = len(self.buffer_list)
+            elems = ix.ONE + _dot(tuple(e - 1 for e in n.shape), strides)
+            self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems)))
+        return found
+
+
+def _dot(index: Shape, strides: Shape) -> Expr:
+    out = ix.ZERO
+    for e, s in zip(index, strides, strict=True):
+        out = out + e * s
+    return out
+
+
+def _span(dims: Iterable[int]) -> Span:
+    return tuple(sorted(dims))
+
+
+def _join(*guards: Shape) -> Shape:
+    """A conjunction of guards, in a canonical order."""
+    return tuple(sorted({g for part in guards for g in part}, key=lambda e: e.key))

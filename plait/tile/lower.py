@@ -1,0 +1,86 @@
+"""Group + schedule -> TileProgram: the one entry to lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.ir.graph import Node
+from plait.plan.align import Alignment
+from plait.plan.device import DeviceSpec
+from plait.tile.choose import Hint, choose
+from plait.tile.coalesce import coalesce, exprs_of
+from plait.tile.flat import Env, Flat, lower_flat
+from plait.tile.program import Stmt, Sweep, TileProgram
+from plait.tile.schedule import Schedule
+from plait.tile.sweep import sweep
+
+# a CPU thread's private row buffers stay well inside its share of the second-level cache
+_ROW_BUFFER_BYTES = 192 << 10
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program and the node behind each of its buffers (scratch buffers, which come last, have none)."""
+
+    program: TileProgram
+    tensors: tuple[Node, ...]
+
+
+def lower(
+    al: Alignment,
+    stored: Sequence[Node],
+    env: Env,
+    spec: DeviceSpec,
+    hint: Hint,
+    *,
+    name: str,
+    schedule: Schedule | None = None,
+    header: tuple[str, ...] = (),
+) -> Lowered:
+    """Lower a group under `schedule` (default: chosen for the device). Raises LowerFailed when the group has no such form."""
+    flat = coalesce(lower_flat(al, stored, env))
+    schedule = schedule or choose(flat, spec, hint)
+    return program_of(flat, schedule, spec, name, header)
+
+
+def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, header: tuple[str, ...]) -> Lowered:
+    """A TileProgram from flat statements in the schedule's form."""
+    body, buffers = flat.stmts, flat.buffers
+    if schedule.form == "swept":
+        roles = {d.name: d.role for d in flat.dims}
+        keep = _ROW_BUFFER_BYTES if spec.kind == "cpu" and roles.get(schedule.vector) == "row" else 0
+        swept = sweep(flat, keep)
+        body, buffers = swept.body, (*flat.buffers, *swept.scratch)
+    program = TileProgram(
+        name=name,
+        dims=flat.dims,
+        buffers=buffers,
+        symbols=_symbols(flat, body),
+        body=body,
+        schedule=schedule,
+        messages=flat.messages,
+        header=header,
+    )
+    return Lowered(program, flat.tensors)
+
+
+def _symbols(flat: Flat, body: tuple[Stmt, ...]) -> tuple[str, ...]:
+    """Names of the run-time sizes a program mentions, sorted."""
+    found: set[str] = set()
+    for d in flat.dims:
+        found |= d.extent.symbols()
+    for b in flat.buffers:
+        found |= b.elems.symbols()
+    stack = list(body)
+    while stack:
+        s = stack.pop()
+        if isinstance(s, Sweep):
+            stack.extend(s.body)
+        else:
+            for e in exprs_of(s):
+                found |= e.symbols()
+            extent = getattr(s, "extent", None)
+            if extent is not None:
+                found |= extent.symbols()
+    return tuple(sorted(found))
