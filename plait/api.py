@@ -1,0 +1,69 @@
+"""The public calls: `backend` for torch.compile, and `compile`. Imports nothing heavy until it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from plait.options import Options
+
+
+def backend(
+    gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile what TorchDynamo captured. Found by torch.compile(backend="plait") through the package's entry point.
+
+    Raises BadOption for an option plait does not have, UnsupportedProgram under strict for what it cannot compile."""
+    chosen = Options.make(mode, options)
+    from plait.compiler import compile_graph
+    from plait.frontend.capture import capture, user_line
+    from plait.frontend.externs import decompositions
+    from plait.runtime.guarded import compile_one
+
+    def one(graph: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+        return compile_one(compile_graph, graph, inputs, kind, chosen, user_line(graph.graph))
+
+    return capture(gm, example_inputs, one, decompositions())
+
+
+def reset() -> None:
+    """Forget what was compiled in this process: reports, warnings given, open caches. torch._dynamo.reset() calls this."""
+    from plait.runtime import report
+
+    report.reset()
+
+
+def get_compiler_config() -> dict[str, Any]:
+    """The settings in effect when nothing is passed: defaults and environment."""
+    return Options.make().as_dict()
+
+
+backend.reset = reset  # type: ignore[attr-defined]
+backend.get_compiler_config = get_compiler_config  # type: ignore[attr-defined]
+
+
+def compile(
+    fn: Callable[..., Any] | None = None,
+    *,
+    mode: str | None = None,
+    numerics: str | None = None,
+    dynamic: bool | None = None,
+    strict: bool = False,
+    fullgraph: bool = False,
+    **options: Any,
+) -> Any:
+    """torch.compile with this backend, and options checked at once. Without `fn`, a decorator.
+
+    `mode`: "default", "max" or "fast-compile". `numerics`: "fused" or "eager". `strict`: raise where plait would fall back.
+    `dynamic`, `fullgraph`: as in torch.compile. Other keywords are the options of `plait.options.Options`."""
+    given = dict(options)
+    if mode is not None:
+        given["mode"] = mode
+    if numerics is not None:
+        given["numerics"] = numerics
+    if strict:
+        given["strict"] = True
+    Options.make(None, given)
+    import torch
+
+    return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=given or None)

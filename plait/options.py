@@ -1,0 +1,207 @@
+"""Options: every choice a user can make, validated, and the only place that reads the environment.
+
+An explicit option wins over an environment variable, which wins over the default. Free of torch: reading options costs
+nothing, so command-line tools can do it before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from plait.errors import BadOption
+
+MODES = ("default", "max", "fast-compile")
+MODE_ALIASES = {"max-autotune": "max", "none": "default"}
+STAGES = ("graph", "plan", "tile", "source")
+BACKENDS = ("auto", "cpp", "triton", "eval")
+
+# variable -> (option it sets, what it does); the documentation's table and the tests are made from this
+ENVIRONMENT: dict[str, tuple[str, str]] = {
+    "PLAIT_MODE": ("mode", "default, max (tune longer) or fast-compile"),
+    "PLAIT_NUMERICS": ("numerics", "fused keeps float32 inside a kernel; eager rounds wherever eager would"),
+    "PLAIT_RNG": ("rng", "plait draws random numbers inside kernels; eager gives eager's numbers"),
+    "PLAIT_STRICT": ("strict", "1: raise instead of falling back to eager"),
+    "PLAIT_BACKEND": ("backend", "auto, cpp, triton, or eval (the reference evaluator)"),
+    "PLAIT_PLAN": ("plan", "greedy, or none: one operator a kernel"),
+    "PLAIT_CHECK": (
+        "check",
+        "0 none, 1 level boundaries, 2 after each pass, 3 evaluate and compare, 4 after each rule",
+    ),
+    "PLAIT_DUMP": ("dump", "stages to write as text: graph,plan,tile,source[@dir]"),
+    "PLAIT_CACHE": ("cache_dir", "folder of the disk cache; 0 turns it off"),
+    "PLAIT_CACHE_MB": ("cache_mb", "size limit of the disk cache in MiB"),
+    "PLAIT_GROUPS": ("groups", "compile only these groups (3,5 or 0-7), the rest runs in eager: for bisection"),
+    "PLAIT_EXPLAIN": ("explain", "1: print one line for every compiled graph"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The effective settings of one compilation. Build with `Options.make`."""
+
+    mode: str = "default"
+    numerics: str = "fused"
+    rng: str = "plait"
+    strict: bool = False
+    backend: str = "auto"
+    plan: str = "greedy"
+    check: int = 1
+    dump: tuple[str, ...] = ()
+    dump_dir: str = "plait_dump"
+    cache_dir: str | None = None  # None: the platform's place; "0": no disk cache
+    cache_mb: int = 2048
+    groups: tuple[int, ...] | None = None
+    explain: bool = False
+    threads: int | None = None  # None: as many as torch uses at the time of the call
+    pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off
+
+    @classmethod
+    def make(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
+        """Defaults, then the environment, then `options`, then `mode`. Raises BadOption with the nearest name."""
+        found: dict[str, Any] = {}
+        for variable, (name, _) in ENVIRONMENT.items():
+            text = os.environ.get(variable)
+            if text is not None and text != "":
+                found.update(_parse(name, text, variable))
+        for key, value in (options or {}).items():
+            name = key.replace("-", "_")
+            if name not in _FIELDS:
+                raise BadOption(
+                    f"unknown option {key!r}", hint=_nearest(name, _FIELDS) + f"options: {', '.join(_FIELDS)}"
+                )
+            found.update(_parse(name, value, key))
+        if mode is not None:
+            found.update(_parse("mode", mode, "mode"))
+        return replace(cls(), **found)
+
+    def codegen_key(self) -> str:
+        """The settings that can change generated code, as text for cache keys."""
+        return f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name → value, for reports and `get_compiler_config`."""
+        return {f: getattr(self, f) for f in _FIELDS}
+
+
+_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Options))
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": MODES,
+    "numerics": ("fused", "eager"),
+    "rng": ("plait", "eager"),
+    "backend": BACKENDS,
+    "plan": ("greedy", "none"),
+}
+_BOOLS = ("strict", "explain")
+_INTS: dict[str, tuple[int, int]] = {
+    "check": (0, 4),
+    "cache_mb": (1, 1 << 30),
+    "threads": (1, 4096),
+    "pool_mb": (0, 1 << 30),
+}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
+    """The field values that a given value stands for."""
+    if name in _CHOICES:
+        choices = _CHOICES[name]
+        text = MODE_ALIASES.get(value, value) if name == "mode" and isinstance(value, str) else value
+        if text not in choices:
+            raise BadOption(
+                f"{given_as} is {value!r}", hint=_nearest(str(value), choices) + f"values: {', '.join(choices)}"
+            )
+        return {name: text}
+    if name in _BOOLS:
+        if isinstance(value, bool):
+            return {name: value}
+        text = str(value).lower()
+        if text not in _TRUE + _FALSE:
+            raise BadOption(f"{given_as} is {value!r}", hint="values: 0 or 1")
+        return {name: text in _TRUE}
+    if name in _INTS:
+        return _parse_int(name, value, given_as)
+    if name == "dump":
+        return _parse_dump(value, given_as)
+    if name == "groups":
+        return {name: _parse_groups(value, given_as)}
+    if value is None and name == "cache_dir":
+        return {name: None}
+    if name == "cache_dir" and value is False:
+        return {name: "0"}
+    if not isinstance(value, (str, os.PathLike)):
+        raise BadOption(f"{given_as} is {value!r}", hint="it takes a folder")
+    return {name: os.fspath(value)}
+
+
+def _parse_int(name: str, value: Any, given_as: str) -> dict[str, Any]:
+    low, high = _INTS[name]
+    if value is None and name == "threads":
+        return {name: None}
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = low - 1
+    if isinstance(value, (bool, float)) or not low <= number <= high:
+        raise BadOption(f"{given_as} is {value!r}", hint=f"a whole number from {low} to {high}")
+    return {name: number}
+
+
+def _parse_dump(value: Any, given_as: str) -> dict[str, Any]:
+    if not isinstance(value, str):
+        value = ",".join(str(v) for v in value)
+    stages, at, folder = value.partition("@")
+    names = tuple(s.strip() for s in stages.split(",") if s.strip())
+    if names in (("1",), ("all",)):
+        names = STAGES
+    for n in names:
+        if n not in STAGES:
+            raise BadOption(
+                f"{given_as} names the stage {n!r}", hint=_nearest(n, STAGES) + f"stages: {', '.join(STAGES)}"
+            )
+    return {"dump": names, **({"dump_dir": folder} if at and folder else {})}
+
+
+def _parse_groups(value: Any, given_as: str) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        value = ",".join(str(v) for v in value)
+    out: set[int] = set()
+    for part in filter(None, (p.strip() for p in value.split(","))):
+        low, dash, high = part.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise BadOption(f"{given_as} holds {part!r}", hint="numbers and ranges, such as 3,5 or 0-7")
+        out.update(range(int(low), int(high or low) + 1))
+    return tuple(sorted(out))
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def cache_home() -> str:
+    """Where caches live on this platform, before our own folder name."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return given if os.path.isabs(given) else os.path.join(os.path.expanduser("~"), ".cache")
+
+
+def cxx_command() -> tuple[str, ...]:
+    """The C++ compiler: $CXX (which may carry arguments), else g++ from the path."""
+    return tuple(shlex.split(os.environ.get("CXX", ""))) or ("g++",)
+
+
+def triton_is_interpreted() -> bool:
+    """Whether Triton kernels run in its interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in _TRUE
+
+
+def digest(text: str) -> str:
+    """A short name for a piece of text, for file names."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
