@@ -113,7 +113,7 @@ def _mixed(c: Expr, a: int, b: int) -> bool:
 
 def _merge(flat: Flat, a: int, b: int) -> Flat:
     """Drop dim a; dim b stands for both."""
-    da, db = flat.dims[a], flat.dims[b]
+    da = flat.dims[a]
     number = {i: i - (i > a) for i in range(len(flat.dims))}
     env = {ix.axis_atom(i): ix.axis(number[i]) for i in range(len(flat.dims))}
     env[ix.axis_atom(a)] = ix.ZERO
