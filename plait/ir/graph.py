@@ -177,6 +177,11 @@ class Builder:
         self._table: dict[tuple[Any, ...], Node] = {}
         self.facts = facts or Facts()
         self._count = 0
+        self.made: list[Node] = []  # in order
+
+    def start_at(self, serial: int) -> None:
+        """Number the next new node `serial`, to continue an existing graph."""
+        self._count = serial
 
     def node(self, op: str, axes: Sequence[Expr], reads: Sequence[Read] = (), *, reduce: int = 0, **attrs: Any) -> Node:
         """Make (or find) a node. Raises TypeMismatch for operands the operator does not take, KeyError for unknown operators."""
@@ -194,6 +199,7 @@ class Builder:
             found = Node(op, tuple(axes), reduce, tuple(reads), dtype, packed, self._count)
             self._count += 1
             self._table[key] = found
+            self.made.append(found)
         return found
 
     @property

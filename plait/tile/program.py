@@ -55,7 +55,8 @@ class Buffer:
 @dataclass(frozen=True, slots=True)
 class Let:
     """out = op(args). Ops are the map and random operators of ir/ops (same attributes, with `expr` and `linear` over dims),
-    and "round"."""
+    "round" (attr dtype: to a storage type and back), and "holds" (no args, attr guard: a tuple of Exprs over dims and locals;
+    true where all are >= 0)."""
 
     out: int
     op: str

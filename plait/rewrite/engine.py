@@ -1,0 +1,41 @@
+"""Rebuild a graph node by node: the only way a graph changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from plait.ir.graph import Builder, Graph, Node, Read
+
+Visit = Callable[[Builder, Node, tuple[Read, ...]], "Node | None"]
+
+
+def transform(graph: Graph, visit: Visit) -> Graph:
+    """A new graph in which each node is visit(builder, old node, its reads of new nodes), or itself where that is None.
+
+    Side tables follow: the replacement inherits origins and layout of what it stands for; nodes made on the way get the
+    origins of the node they were made for.
+    """
+    builder = Builder(graph.facts())
+    new: dict[Node, Node] = {}
+    out = replace(graph, origins={}, layouts={})
+    for n in graph.nodes():
+        reads = tuple(replace(r, source=new[r.source]) for r in n.reads)
+        before = len(builder.made)
+        made = visit(builder, n, reads)
+        if made is None:
+            made = rebuilt(builder, n, reads)
+        new[n] = made
+        for m in builder.made[before:]:
+            out.origins.setdefault(m, graph.origins.get(n, ()))
+        if n in graph.layouts and made.shape == n.shape:
+            out.layouts.setdefault(made, graph.layouts[n])
+    out.inputs = tuple(replace(i, node=new[i.node]) if i.node in new else i for i in graph.inputs)
+    out.outputs = tuple(replace(o, read=replace(o.read, source=new[o.read.source])) for o in graph.outputs)
+    out.effects = tuple(new[n] for n in graph.effects)
+    return out
+
+
+def rebuilt(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:
+    """The same operation on new reads."""
+    return builder.node(n.op, n.axes, reads, reduce=n.reduce, **dict(n.attrs))

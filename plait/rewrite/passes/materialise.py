@@ -1,0 +1,110 @@
+"""Give every output and every ATen operand a tensor in memory with the strides it is owed.
+
+    extern(mm, %x^T as f32[8, 4] strides [1, 8])         x lies row-major: passed as a view of x
+    extern(mm, pad(%x) as f32[9, 4])                     no view of x: reads %copy, a new node with that layout
+    outputs %y, %y                                       two results never share memory: the second is a copy
+
+Requires canonical graphs; establishes: every Output and extern operand is a strided view of its source's buffer, and an
+Output's source is a computed node that no other Output has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plait.ir.graph import Builder, Graph, Node, Output, Read, identity
+from plait.plan.layout import Layouts, as_strided, is_dense, same_strides
+from plait.rewrite.engine import transform
+
+
+def materialise(graph: Graph) -> Graph:
+    """Insert the copies that outputs and ATen calls need; prefer to lay a value out as its reader wants it."""
+    graph = _prefer(graph)
+    layouts = Layouts(graph)
+    wanted: dict[Node, tuple[object, ...]] = {}
+    old_of: dict[Node, Node] = {}
+
+    def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
+        if n.kind != "extern":
+            return None
+        fixed = []
+        for old, new in zip(n.reads, reads, strict=True):
+            if _is_view(old, layouts):
+                fixed.append(new)
+                continue
+            copy = _copy(builder, new)
+            if old.strides is not None:
+                wanted[copy] = old.strides
+            fixed.append(_whole(copy, new))
+        return builder.node(n.op, n.axes, fixed, reduce=n.reduce, **dict(n.attrs))
+
+    out = transform(graph, visit)
+    out.layouts.update(wanted)  # type: ignore[arg-type]
+    return _own_outputs(out)
+
+
+def _prefer(graph: Graph) -> Graph:
+    """A computed node that is delivered whole takes the strides of its first delivery."""
+    layouts = dict(graph.layouts)
+    taken: set[Node] = set()
+    reads = [(o.read, o.strides) for o in graph.outputs if o.writes_to is None]
+    reads += [(r, r.strides) for n in graph.nodes() if n.kind == "extern" for r in n.reads if r.strides is not None]
+    for r, strides in reads:
+        n = r.source
+        if (
+            n.kind in ("map", "reduce", "scan", "random")
+            and n not in taken
+            and r.index == identity(n.shape)
+            and r.domain == n.shape
+        ):
+            if strides is not None and not r.guard and is_dense(graph, n.shape, strides):
+                layouts[n] = strides
+                taken.add(n)
+    return replace(graph, layouts=layouts)
+
+
+def _is_view(read: Read, layouts: Layouts) -> bool:
+    if read.source.kind == "source" and not read.source.shape and read.domain == ():
+        return True
+    if read.source.kind == "extern" and read.source.attr("outs")[0][1] is None:
+        return True  # a type plait only hands on
+    view = as_strided(read, layouts.strides(read.source))
+    return view is not None and (read.strides is None or same_strides(view.shape, view.strides, read.strides))
+
+
+def _own_outputs(graph: Graph) -> Graph:
+    """Outputs get memory of their own."""
+    layouts = Layouts(graph)
+    builder = _continue(graph)
+    owned: set[Node] = set()
+    outputs: list[Output] = []
+    for o in graph.outputs:
+        read = o.read
+        fits = _is_view(replace(read, strides=o.strides if o.writes_to is None else None), layouts)
+        if read.source.kind == "source" or read.source in owned or not fits:
+            copy = _copy(builder, read)
+            while copy in owned:
+                copy = _copy(builder, _whole(copy, read))
+            graph.origins.setdefault(copy, graph.origins.get(read.source, ()))
+            if is_dense(graph, copy.shape, o.strides):
+                graph.layouts[copy] = o.strides
+            read = _whole(copy, read)
+        owned.add(read.source)
+        outputs.append(replace(o, read=read))
+    return replace(graph, outputs=tuple(outputs))
+
+
+def _continue(graph: Graph) -> Builder:
+    """A builder whose new nodes come after all of the graph's."""
+    builder = Builder(graph.facts())
+    builder.start_at(max((n.serial for n in graph.nodes()), default=-1) + 1)
+    return builder
+
+
+def _copy(builder: Builder, read: Read) -> Node:
+    assert read.domain is not None
+    return builder.node("copy", read.domain, [replace(read, domain=None, strides=None)])
+
+
+def _whole(n: Node, like: Read) -> Read:
+    return Read(n, identity(n.shape), domain=n.shape, strides=like.strides)
