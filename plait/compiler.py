@@ -1,0 +1,140 @@
+"""The compiler on one page: every stage named, from an FX graph to something that runs.
+
+    FX graph -import-> Graph -simplify-> Graph -plan-> Plan -lower-> TilePrograms -emit-> source -build-> kernels -run->
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.errors import LowerFailed
+from plait.frontend.fx_import import import_fx
+from plait.ir.check import check_graph
+from plait.ir.graph import Graph, Node
+from plait.options import Options
+from plait.plan.align import Alignment
+from plait.plan.device import DeviceSpec, spec_for
+from plait.plan.horizontal import launches
+from plait.plan.layout import Layouts
+from plait.plan.plan import Group, Plan
+from plait.plan.reasons import Reason, Why
+from plait.plan.search import inline_nodes, make_plan
+from plait.rewrite.passes.materialise import materialise
+from plait.rewrite.passes.split_reductions import split_reductions
+from plait.runtime import report
+from plait.runtime.assemble import assemble
+from plait.runtime.link import Launch, link
+from plait.tile.check import check_program
+from plait.tile.flat import Env
+from plait.tile.lower import Lowered, lower
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Every level of one compiled graph, for tools that explain it."""
+
+    graph: Graph
+    plan: Plan
+    launches: tuple[Launch, ...]
+    spec: DeviceSpec
+
+
+def compile_graph(
+    gm: Any, example_inputs: Sequence[Any], options: Options, *, kind: str = "inference"
+) -> Callable[..., Sequence[Any]]:
+    """Compile one FX graph of ATen calls. Raises CompileError (of a kind) where it cannot."""
+    graph = import_fx(gm, example_inputs, numerics=options.numerics, rng=options.rng)
+    spec = spec_for("cuda" if graph.device.startswith("cuda") else "cpu", _card(graph.device))
+    graph = simplify(graph, spec, options)
+    compiled = plan_and_lower(graph, spec, options)
+    report.compiled(compiled)
+    script = link(graph, compiled.launches, Layouts(graph))
+    return assemble(gm, compiled, script, options)
+
+
+def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
+    """Graph to Graph: what every later stage may rely on."""
+    for name, rewrite in (
+        ("import", lambda g: g),
+        ("split_reductions", lambda g: split_reductions(g, spec)),
+        ("materialise", materialise),
+    ):
+        graph = rewrite(graph)
+        if options.check >= (2 if name != "materialise" else 1):
+            check_graph(graph, level=options.check)
+    return graph
+
+
+def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
+    """Graph to Plan to TilePrograms."""
+    env = Env(Layouts(graph).strides, inline_nodes(graph), options.numerics, graph.symbols)
+
+    def fits(al: Alignment) -> Reason | None:
+        try:
+            lower(al, al.nodes[-1:], env, spec, graph.hint, name="trial")
+        except LowerFailed as refused:
+            return Reason(Why.MISALIGNED, refused.message)
+        return None
+
+    plan = make_plan(graph, spec, fits, fuse=options.plan != "none")
+    steps: list[Launch] = []
+    for batch in launches(plan, fuse=spec.kind == "cpu" and options.plan != "none"):
+        if batch[0].kind == "extern":
+            steps.append(Launch(batch))
+            continue
+        parts = tuple(_lower_group(graph, g, env, spec, options) for g in batch)
+        steps.append(Launch(batch, len([s for s in steps if s.parts]), parts, _name(batch)))
+    return Compiled(graph, plan, tuple(steps), spec)
+
+
+def _lower_group(graph: Graph, group: Group, env: Env, spec: DeviceSpec, options: Options) -> Lowered:
+    assert group.alignment is not None
+    lowered = lower(
+        group.alignment,
+        group.stored,
+        env,
+        spec,
+        graph.hint,
+        name=_name((group,)),
+        header=_header(graph, group),
+    )
+    if options.check:
+        check_program(lowered.program)
+    return lowered
+
+
+def _name(batch: tuple[Group, ...]) -> str:
+    """A kernel's name says what it computes: the operations of its first group, and how many more parts it has."""
+    ops = [n.op for n in batch[0].nodes if n.op not in ("cast", "copy", "const", "index")]
+    short = "_".join(dict.fromkeys(ops)) or "copy"
+    more = f"_and_{len(batch) - 1}" if len(batch) > 1 else ""
+    return f"k{batch[0].number}_{short[:48]}{more}"
+
+
+def _header(graph: Graph, group: Group) -> tuple[str, ...]:
+    """What a reader of the kernel wants first: members, cost, the user's lines."""
+    lines: dict[str, None] = {}
+    for n in group.nodes:
+        for o in graph.origins.get(n, ()):
+            if o.line:
+                lines.setdefault(o.line)
+    cost = group.cost
+    head = [f"{len(group.nodes)} operations: {' '.join(dict.fromkeys(n.op for n in group.nodes))}"]
+    if cost is not None:
+        head.append(
+            f"reads {cost.bytes_read / 1e6:.3f} MB, writes {cost.bytes_written / 1e6:.3f} MB, predicted {group.predicted_ns / 1e3:.1f} us"
+        )
+    return (*head, *list(lines)[:12])
+
+
+def _card(device: str) -> str:
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
+
+
+__all__ = ["Compiled", "Node", "compile_graph", "plan_and_lower", "simplify"]

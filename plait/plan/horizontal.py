@@ -1,0 +1,47 @@
+"""Horizontal fusion: independent kernels that follow each other become parts of one launch (ragged: sizes may differ)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plait.plan.plan import Group, Plan
+
+_MAX_PARTS = 64
+_MAX_ARGUMENTS = 250
+
+
+def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
+    """Groups in execution order, independent neighbouring kernels together when `fuse`."""
+    batch: list[Group] = []
+    inside: set[int] = set()
+    for g in plan.groups:
+        joins = fuse and g.kind == "kernel" and len(batch) < _MAX_PARTS and batch and batch[0].kind == "kernel"
+        arguments = sum(_arguments(b) for b in batch) + _arguments(g)
+        if joins and arguments <= _MAX_ARGUMENTS and not (_sources(plan, g) & inside):
+            batch.append(g)
+            inside.add(g.number)
+            continue
+        if batch:
+            yield tuple(batch)
+        batch, inside = [g], {g.number}
+    if batch:
+        yield tuple(batch)
+
+
+def _arguments(g: Group) -> int:
+    members = set(g.nodes)
+    return len(g.stored) + len({r.source for n in g.nodes for r in n.reads if r.source not in members})
+
+
+def _sources(plan: Plan, g: Group) -> set[int]:
+    """Numbers of the groups that this one reads from."""
+    out: set[int] = set()
+    for n in g.nodes:
+        stack = [r.source for r in n.reads]
+        while stack:
+            s = stack.pop()
+            if s.kind == "project" or (s in plan.inline and s not in plan.group_of):
+                stack.extend(r.source for r in s.reads)
+            elif s in plan.group_of:
+                out.add(plan.group_of[s].number)
+    return out

@@ -1,0 +1,201 @@
+"""Plan -> Script: slots for values, allocation before use, release after the last, views for ATen calls, returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.errors import InternalError
+from plait.ir.graph import Graph, Node, Output, Read
+from plait.plan.layout import Layouts, Strided, as_strided, same_strides
+from plait.plan.plan import Group
+from plait.runtime.steps import (
+    AllocStep,
+    CopyStep,
+    ExternStep,
+    FreeStep,
+    InputOut,
+    InputSlot,
+    ItemOut,
+    KernelStep,
+    NoneOut,
+    OperandView,
+    ReturnSpec,
+    ScalarOut,
+    Script,
+    SlotOut,
+    Step,
+    ValueOut,
+    ViewOut,
+)
+from plait.tile.lower import Lowered
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One step of the plan: an ATen call, or kernel number `kernel` with its parts as lowered."""
+
+    groups: tuple[Group, ...]
+    kernel: int = -1
+    parts: tuple[Lowered, ...] = ()
+    name: str = ""
+
+
+def link(graph: Graph, launches: Sequence[Launch], layouts: Layouts) -> Script:
+    """The script of a planned graph."""
+    return _Linker(graph, layouts).run(launches)
+
+
+class _Linker:
+    def __init__(self, graph: Graph, layouts: Layouts) -> None:
+        self.graph, self.layouts = graph, layouts
+        self.slot_of: dict[Node, int] = {}
+        self.steps: list[Step] = []
+        self.devices = {i.node: i.device for i in graph.inputs}
+
+    def run(self, launches: Sequence[Launch]) -> Script:
+        inputs = tuple(self.bind(i.node, i.position, i.layout is None) for i in self.graph.inputs)
+        for launch in launches:
+            if launch.groups[0].kind == "extern":
+                self.call(launch.groups[0].nodes[0])
+            else:
+                self.kernel(launch)
+        for o in self.graph.outputs:
+            if o.writes_to is not None:
+                self.write_back(o)
+        returns = tuple(self.returned(r) for r in self.graph.returns)
+        bindings = {name: self.binding(b) for name, b in self.graph.bindings.items()}
+        return Script(
+            arity=self.graph.arity + len(self.graph.constants),
+            slots=len(self.slot_of),
+            inputs=inputs,
+            steps=tuple(self.with_frees(inputs, returns)),
+            returns=returns,
+            bindings=bindings,
+            device=self.graph.device,
+        )
+
+    # ---------------------------------------------------------------- slots
+    def slot(self, n: Node) -> int:
+        found = self.slot_of.get(n)
+        if found is None:
+            raise InternalError(f"{n} is read before it is in memory")
+        return found
+
+    def new_slot(self, n: Node) -> int:
+        self.slot_of[n] = len(self.slot_of)
+        return self.slot_of[n]
+
+    def bind(self, n: Node, position: int, scalar: bool) -> InputSlot:
+        return InputSlot(position, self.new_slot(n), n.dtype if scalar else None)
+
+    def binding(self, b: tuple[object, ...]) -> tuple[object, ...]:
+        """Data-dependent sizes name a slot instead of a node."""
+        if b[0] != "extern":
+            return b
+        call, item, dim = b[1], b[2], b[3]
+        assert isinstance(call, Node)
+        return ("slot", self.result_slot(call, item), dim)
+
+    def result_slot(self, call: Node, item: object) -> int:
+        if item in (0, None) and call in self.slot_of:
+            return self.slot_of[call]
+        for n, s in self.slot_of.items():
+            if n.kind == "project" and n.reads[0].source is call and n.attr("item") == item:
+                return s
+        raise InternalError(f"result {item} of {call} has no slot")
+
+    # ---------------------------------------------------------------- steps
+    def kernel(self, launch: Launch) -> None:
+        for g in launch.groups:
+            for n in g.stored:
+                strides = self.layouts.strides(n)
+                self.steps.append(AllocStep(self.new_slot(n), n.shape, strides, n.dtype, self.graph.device))
+        buffers = tuple(self.slot(n) for part in launch.parts for n in part.tensors)
+        from plait.ir import index as ix
+
+        symbols = tuple(ix.sym(s) for part in launch.parts for s in part.program.symbols)
+        messages = tuple(part.program.messages for part in launch.parts)
+        self.steps.append(KernelStep(launch.kernel, buffers, symbols, messages, launch.name))
+
+    def call(self, n: Node) -> None:
+        operands = tuple(self.operand(r) for r in n.reads)
+        outs: list[int | None] = []
+        projects = {
+            p.attr("item"): p for p in self.graph.nodes() if p.kind == "project" and p.reads[0].source is n
+        }
+        for item, out in enumerate(n.attr("outs")):
+            if item in projects:
+                outs.append(self.new_slot(projects[item]))
+            elif item == 0 and isinstance(out[0], tuple):
+                outs.append(self.new_slot(n))
+            else:
+                outs.append(None)
+        origin = next((o.line for o in self.graph.origins.get(n, ()) if o.line), "")
+        self.steps.append(
+            ExternStep(n.attr("target"), n.attr("template"), operands, tuple(outs), n.attr("role"), None, origin)
+        )
+
+    def operand(self, r: Read) -> OperandView:
+        view = self.view(r)
+        strides = self.layouts.strides(r.source)
+        whole = view is None or (
+            view.shape == r.source.shape and same_strides(view.shape, view.strides, strides) and not view.offset.terms
+        )
+        if view is None or whole:
+            return OperandView(self.slot(r.source), whole=True)
+        return OperandView(self.slot(r.source), view.shape, view.strides, view.offset)
+
+    def view(self, r: Read) -> Strided | None:
+        return as_strided(r, self.layouts.strides(r.source))
+
+    def write_back(self, o: Output) -> None:
+        target = next(i for i in self.graph.inputs if i.position == o.writes_to)
+        assert target.layout is not None
+        source = self.operand(o.read)
+        self.steps.append(CopyStep(OperandView(self.slot(target.node), whole=True), source))
+
+    def returned(self, r: tuple[object, ...]) -> ReturnSpec:
+        kind = r[0]
+        if kind == "tensor":
+            assert isinstance(r[1], int)
+            o = self.graph.outputs[r[1]]
+            v = self.operand(o.read)
+            return SlotOut(v.slot) if v.whole else ViewOut(v.slot, v.shape, v.strides, v.offset)
+        if kind == "item":
+            assert isinstance(r[1], int)
+            return ItemOut(self.slot(self.graph.outputs[r[1]].read.source))
+        if kind == "input":
+            assert isinstance(r[1], int)
+            return InputOut(r[1])
+        if kind == "scalar":
+            return ScalarOut(r[1])  # type: ignore[arg-type]
+        if kind == "value":
+            return ValueOut(r[1])
+        return NoneOut()
+
+    def with_frees(self, inputs: tuple[InputSlot, ...], returns: tuple[ReturnSpec, ...]) -> list[Step]:
+        """Steps with each slot released after its last use; inputs belong to the caller, returned slots to the user."""
+        kept = {s.slot for s in inputs} | {r.slot for r in returns if isinstance(r, (SlotOut, ViewOut, ItemOut))}
+        kept |= {b[1] for b in (self.binding(b) for b in self.graph.bindings.values()) if b[0] == "slot"}  # type: ignore[misc]
+        last: dict[int, int] = {}
+        for k, step in enumerate(self.steps):
+            for s in _slots(step):
+                last[s] = k
+        out: list[Step] = []
+        for k, step in enumerate(self.steps):
+            out.append(step)
+            out.extend(FreeStep(s) for s in dict.fromkeys(_slots(step)) if last[s] == k and s not in kept)
+        return out
+
+
+def _slots(step: Step) -> list[int]:
+    if isinstance(step, AllocStep):
+        return [step.slot]
+    if isinstance(step, KernelStep):
+        return list(step.buffers)
+    if isinstance(step, ExternStep):
+        return [*(v.slot for v in step.operands), *(s for s in step.outs if s is not None)]
+    if isinstance(step, CopyStep):
+        return [step.target.slot, step.source.slot]
+    return []
