@@ -1,6 +1,6 @@
 """The compiler on one page: every stage named, from an FX graph to something that runs.
 
-    FX graph -import-> Graph -simplify-> Graph -plan-> Plan -lower-> TilePrograms -emit-> source -build-> kernels -run->
+FX graph -import-> Graph -simplify-> Graph -plan-> Plan -lower-> TilePrograms -emit-> source -build-> kernels -run->
 """
 
 from __future__ import annotations

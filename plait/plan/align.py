@@ -31,7 +31,7 @@ class Alignment:
     extent: dict[int, Expr]
     same: dict[int, int]  # union-find: atom -> the atom it was equated with
     cut: dict[int, tuple[int, int]]  # atom -> (outer, inner) it was split into
-    owners: dict[int, frozenset[Node]]  # which nodes (and outside sources) have a root atom
+    owners: dict[int, frozenset[AxisKey]]  # which axes (of members and outside sources) have a root atom
     loose: frozenset[tuple[Node, int]]  # (consumer, read number) of edges that did not align
 
     # ---------------------------------------------------------------- reading
@@ -142,7 +142,7 @@ class Aligner:
             if source in theirs and source not in mine:
                 out.parts[key] = theirs_parts
             saved = out.copy()
-            if not self._equate(out, list(mine_parts), list(theirs_parts), frozenset({source})):
+            if not self._equate(out, list(mine_parts), list(theirs_parts)):
                 out.restore(saved)
 
     def _add_axes(self, al: Alignment, node: Node, extents: Iterable[Expr]) -> None:
@@ -150,9 +150,9 @@ class Aligner:
             if e is ix.ONE:
                 al.parts[(node, i)] = ()
             else:
-                al.parts[(node, i)] = (self._fresh(al, e, frozenset({node})),)
+                al.parts[(node, i)] = (self._fresh(al, e, frozenset({(node, i)})),)
 
-    def _fresh(self, al: Alignment, extent: Expr, owners: frozenset[Node]) -> int:
+    def _fresh(self, al: Alignment, extent: Expr, owners: frozenset[AxisKey]) -> int:
         atom = self._next
         self._next += 1
         al.extent[atom] = extent
@@ -255,9 +255,8 @@ class Aligner:
         al.cut[a] = pair
         return pair
 
-    def _equate(self, al: Alignment, xs: list[int], ys: list[int], shared: frozenset[Node] = frozenset()) -> bool:
-        """Make two mixed-radix numbers the same; False when their atoms cannot match (partial changes remain). `shared` are
-        nodes that may own both sides, since both are the same axis of theirs."""
+    def _equate(self, al: Alignment, xs: list[int], ys: list[int]) -> bool:
+        """Make two mixed-radix numbers the same; False when their atoms cannot match (partial changes remain)."""
         a, b = al.roots(xs), al.roots(ys)
         while a and b:
             x, y = a.pop(), b.pop()
@@ -275,13 +274,19 @@ class Aligner:
                         return False
                     outer, y = self._cut(al, y, more, ex)
                     b.append(outer)
-            if (al.owners[x] & al.owners[y]) - shared:
-                return False  # one node would walk a diagonal
+            if _diagonal(al.owners[x], al.owners[y]):
+                return False
             al.same[y] = x
             al.owners[x] = al.owners[x] | al.owners[y]
             # lists taken before this union may name y
             a, b = al.roots(a), al.roots(b)
         return not a and not b
+
+
+def _diagonal(xs: frozenset[AxisKey], ys: frozenset[AxisKey]) -> bool:
+    """True when one node would have the same atom in two of its axes."""
+    axis_of = dict(xs)
+    return any(axis_of.get(n, i) != i for n, i in ys)
 
 
 def divide(n: Expr, d: Expr) -> Expr | None:

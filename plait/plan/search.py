@@ -8,7 +8,7 @@ group whose own neighbours are candidates again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from plait.ir.graph import Graph, Node, identity
@@ -71,6 +71,7 @@ class _Search:
         self.aligner = Aligner()
         self.part_of: dict[Node, int] = {}
         self.parts: dict[int, _Part] = {}
+        self.next_part = len(self.nodes)
         self.decisions: list[Decision] = []
 
     def run(self) -> Plan:
@@ -151,7 +152,19 @@ class _Search:
                 self.join(a, b, al)
                 for n in al.nodes:
                     self.push_around(heap, n)
-        self.decisions += sorted(judged.values(), key=lambda d: (d.producer.serial, d.consumer.serial))
+        self.decisions += self.standing(judged.values())
+
+    def standing(self, judged: Iterable[Decision]) -> list[Decision]:
+        """One decision a pair: refusals of parts that met again later, and then fused, no longer stand."""
+        latest: dict[tuple[int, int], Decision] = {}
+        fused: list[Decision] = []
+        for d in judged:
+            a, b = self.part_of[d.producer], self.part_of[d.consumer]
+            if d.fused:
+                fused.append(d)
+            elif a != b:
+                latest[(min(a, b), max(a, b))] = d
+        return sorted([*fused, *latest.values()], key=lambda d: (d.producer.serial, d.consumer.serial))
 
     def push_around(self, heap: list[tuple[float, int, int, int, int]], n: Node) -> None:
         """Candidates that involve n."""
@@ -216,15 +229,17 @@ class _Search:
 
     def join(self, a: int, b: int, al: Alignment) -> None:
         """Make one part of two; whoever is above either is now above both."""
-        below = (self.parts[a].below | self.parts[b].below) & ~((1 << a) | (1 << b))
-        self.parts[a] = _Part(al, self.model.time(al), below)
-        del self.parts[b]
-        for n in al.nodes:
-            self.part_of[n] = a
         both = (1 << a) | (1 << b)
-        for i, part in self.parts.items():
-            if i != a and part.below & both:
-                part.below = (part.below | below | (1 << a)) & ~(1 << b)
+        below = (self.parts[a].below | self.parts[b].below) & ~both
+        del self.parts[a], self.parts[b]
+        number = self.next_part  # a new number: judgements of the old parts do not carry over
+        self.next_part += 1
+        for part in self.parts.values():
+            if part.below & both:
+                part.below = (part.below & ~both) | below | (1 << number)
+        self.parts[number] = _Part(al, self.model.time(al), below)
+        for n in al.nodes:
+            self.part_of[n] = number
 
     # ---------------------------------------------------------------- result
     def finish(self) -> Plan:

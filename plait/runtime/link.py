@@ -121,9 +121,7 @@ class _Linker:
     def call(self, n: Node) -> None:
         operands = tuple(self.operand(r) for r in n.reads)
         outs: list[int | None] = []
-        projects = {
-            p.attr("item"): p for p in self.graph.nodes() if p.kind == "project" and p.reads[0].source is n
-        }
+        projects = {p.attr("item"): p for p in self.graph.nodes() if p.kind == "project" and p.reads[0].source is n}
         for item, out in enumerate(n.attr("outs")):
             if item in projects:
                 outs.append(self.new_slot(projects[item]))

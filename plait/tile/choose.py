@@ -6,7 +6,7 @@ others; these are the ones it must beat.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from plait.ir import index as ix
 from plait.ir.index import Expr
@@ -36,14 +36,23 @@ def vector_dim(flat: Flat, hint: Hint) -> int | None:
     for i, d in enumerate(flat.dims):
         if hint(d.extent) == 1:
             continue
-        score = sum(_affinity(s.address, i) for s in flat.stmts if isinstance(s, Load | Store))
+        score = sum(
+            _affinity(s.address, i) * _points(flat, s.span, hint) for s in flat.stmts if isinstance(s, Load | Store)
+        )
         if any(isinstance(s, Scan) and s.dim == i for s in flat.stmts):
-            score -= 100.0  # a scan runs point by point
+            score = min(score, 0.0) - 1.0  # a scan runs point by point
         if hint(d.extent) < 8:
             score *= 0.1
         if best is None or (score, i) >= best:
             best = (score, i)
     return None if best is None else best[1]
+
+
+def _points(flat: Flat, span: Iterable[int], hint: Hint) -> float:
+    out = 1.0
+    for i in span:
+        out *= hint(flat.dims[i].extent)
+    return out
 
 
 def _affinity(address: Expr, dim: int) -> float:

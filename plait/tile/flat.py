@@ -275,13 +275,23 @@ class _Lowering:
         self.stmts.append(Let(out, op, args, result, _span(span), packed))
         return out
 
+    def _guards_matter(self, n: Node, at: Shape, address: Expr, guard: Shape) -> bool:
+        """Guards of what is in bounds anyway and varies over other dims only keep a load from being hoisted."""
+        if any(g.values() for g in guard) or any(e.values() for e in at):
+            return True
+        if any(g.axes() & address.axes() for g in guard):
+            return True
+        return not all(self.facts.in_range(e, extent) for e, extent in zip(at, n.shape, strict=True))
+
     def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar) -> int:
+        strides = self.env.strides(n)
+        address = _dot(at, strides)
+        if guard and not fill and not self._guards_matter(n, at, address, guard):
+            guard = ()
         key = ("load", n, at, guard, repr(fill))
         found = self.memo.get(key)
         if found is not None:
             return found
-        strides = self.env.strides(n)
-        address = _dot(at, strides)
         # the address may not move with a dim of stride 0, so the span follows the address
         span = self.expr_span(address).union(*(self.expr_span(g) for g in guard))
         out = self.memo[key] = self.fresh(span, n.dtype.compute)
