@@ -8,6 +8,7 @@ group whose own neighbours are candidates again.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class _Search:
         self.users = graph.users()
         # effects keep their order: each counts as a reader of the one before
         ordered = [n for n in self.nodes if n.kind == "extern" and n.attr("serial") is not None]
-        for x, y in zip(ordered, ordered[1:], strict=False):
+        for x, y in itertools.pairwise(ordered):
             if y not in self.users[x]:
                 self.users[x].append(y)
         self.demanded = {o.read.source for o in graph.outputs}
@@ -180,7 +181,7 @@ class _Search:
                 if self.fusible(u):
                     self.push(heap, n, u)
             readers = [u for u in self.users[n] if self.fusible(u)][:_MAX_SIBLINGS]
-            for x, y in zip(readers, readers[1:], strict=False):
+            for x, y in itertools.pairwise(readers):
                 self.push(heap, x, y)
 
     def push(self, heap: list[tuple[float, int, int, int, int]], p: Node, c: Node) -> None:

@@ -22,7 +22,6 @@ def materialise(graph: Graph) -> Graph:
     graph = _prefer(graph)
     layouts = Layouts(graph)
     wanted: dict[Node, tuple[object, ...]] = {}
-    old_of: dict[Node, Node] = {}
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
         if n.kind != "extern":
@@ -52,14 +51,18 @@ def _prefer(graph: Graph) -> Graph:
     for r, strides in reads:
         n = r.source
         if (
-            n.kind in ("map", "reduce", "scan", "random")
-            and n not in taken
-            and r.index == identity(n.shape)
-            and r.domain == n.shape
+            (
+                n.kind in ("map", "reduce", "scan", "random")
+                and n not in taken
+                and r.index == identity(n.shape)
+                and r.domain == n.shape
+            )
+            and strides is not None
+            and not r.guard
+            and is_dense(graph, n.shape, strides)
         ):
-            if strides is not None and not r.guard and is_dense(graph, n.shape, strides):
-                layouts[n] = strides
-                taken.add(n)
+            layouts[n] = strides
+            taken.add(n)
     return replace(graph, layouts=layouts)
 
 
