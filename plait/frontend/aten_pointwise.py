@@ -228,7 +228,7 @@ _extreme("fmin", "fmin.default")
 
 
 @table("clamp.default", "clamp.Tensor", "clip.default")
-def clamp(ctx: Context, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Any:  # noqa: A002
+def clamp(ctx: Context, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Any:
     """x kept in [min, max]; NaN in any of them passes on; where min > max, max wins. On a tie x itself stays (its zero's
     sign), which is why the bound is the first operand."""
     bounds = [b for b in (min, max) if b is not None]
@@ -247,13 +247,13 @@ def clamp(ctx: Context, x: Tensor, min: Operand | None = None, max: Operand | No
 
 
 @table("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(ctx: Context, x: Tensor, min: Operand) -> Any:  # noqa: A002
+def clamp_min(ctx: Context, x: Tensor, min: Operand) -> Any:
     """clamp from below."""
     return clamp(ctx, x, min, None)
 
 
 @table("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(ctx: Context, x: Tensor, max: Operand) -> Any:  # noqa: A002
+def clamp_max(ctx: Context, x: Tensor, max: Operand) -> Any:
     """clamp from above."""
     return clamp(ctx, x, None, max)
 
