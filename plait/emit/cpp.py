@@ -1,0 +1,187 @@
+"""Emits one C++ translation unit for the kernels of a graph.
+
+A kernel is `extern "C" int NAME(void* const* bufs, const int64_t* syms, int threads)`: `bufs` are the data pointers of all
+buffers but scratch, of all parts in order; `syms` the symbols of all parts in order. It returns 0, or 1000*part + code of
+a failed Check (999: an integer division by zero). Parts run side by side in one parallel region.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.emit.cpp_body import Body
+from plait.emit.cpp_leaf import State
+from plait.emit.cpp_ops import memory_type
+from plait.emit.cpp_scope import Scope, guard_by_checks
+from plait.emit.writer import Writer, identifier
+from plait.errors import LowerFailed
+from plait.ir import index as ix
+from plait.tile.program import Sweep, TileProgram
+
+HEADERS = ("plait.h", "plait_types.h", "plait_math.h", "plait_special.h", "plait_reduce.h", "plait_random.h")
+"""Our headers, beside this file; every kernel includes the first, which includes the others."""
+
+_STRIP = 1024  # points of a strip when the schedule gives none
+_WIDEST_STRIP = 4096
+_ROW_STRIP = 128  # of a row dim with sweeps inside
+
+
+@dataclass(frozen=True)
+class CppKernel:
+    """A kernel of one or more independent parts."""
+
+    name: str
+    parts: tuple[TileProgram, ...]
+
+
+def include_dir() -> Path:
+    """Where the headers are."""
+    return Path(__file__).parent
+
+
+def header_text() -> str:
+    """All headers' text: what, besides the source itself, a compiled kernel depends on."""
+    return "".join((include_dir() / h).read_text() for h in HEADERS)
+
+
+def compile_flags() -> list[str]:
+    """Flags for g++ (9 or later) or clang. Never -ffast-math: NaN, infinities, signed zeros and subnormals are kept."""
+    tune = ["-march=native"] if platform.machine() in ("x86_64", "AMD64", "aarch64") else []
+    return [
+        "-std=c++17",
+        "-O3",
+        *tune,
+        "-fopenmp",
+        "-fPIC",
+        "-shared",
+        "-fwrapv",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fno-semantic-interposition",
+        "-fvisibility=hidden",
+        f"-I{include_dir()}",
+    ]
+
+
+def emit_cpp(kernels: Sequence[CppKernel]) -> str:
+    """The source text of one translation unit."""
+    out = Writer()
+    out.lines('#include "plait.h"', "")
+    for k in kernels:
+        for number, part in enumerate(k.parts):
+            _emit_part(out, k, number, guard_by_checks(part))
+        _emit_entry(out, k)
+    return out.text()
+
+
+def _emit_entry(out: Writer, kernel: CppKernel) -> None:
+    name = identifier(kernel.name)
+    opening = f'extern "C" __attribute__((visibility("default"))) int {name}(void* const* bufs, const int64_t* syms, int threads) {{'
+    with out.block(opening, "}"):
+        out.line("plait::Status status;")
+        buf = sym = 0
+        places: list[tuple[int, int]] = []
+        work: list[str] = []
+        for number, part in enumerate(kernel.parts):
+            places.append((buf, sym))
+            work.append(f"{name}_work{number}(syms + {sym})")
+            buf += sum(b.role != "scratch" for b in part.buffers)
+            sym += len(part.symbols)
+        out.line(f"const int64_t work = {' + '.join(work) or '0'};")
+        with out.block("plait::team(work, threads, [&](plait::Worker worker) {", "});"):
+            for number, (b, s) in enumerate(places):
+                out.line(f"{name}_part{number}(bufs + {b}, syms + {s}, worker, status);")
+        out.line("return status.code;")
+    out.line()
+
+
+def _emit_part(out: Writer, kernel: CppKernel, number: int, program: TileProgram) -> None:
+    name = identifier(kernel.name)
+    vector = next((i for i, d in enumerate(program.dims) if d.name == program.schedule.vector), None)
+    scope = Scope(program, vector)
+    by_grid = vector is not None and program.dims[vector].role == "grid"
+    width = _ROW_STRIP
+    if by_grid and vector is not None:
+        width = min(program.schedule.size(program.dims[vector].name) or _STRIP, _WIDEST_STRIP)
+    state = State(scope, out, width, by_grid)
+    out.lines(*(f"// {h}" for text in (*program.header, str(program.schedule)) for h in text.split("\n")))
+    with out.block(f"static int64_t {name}_work{number}(const int64_t* syms) {{", "}"):
+        _symbols(out, scope)
+        weight = max(1, sum(not isinstance(s, Sweep) for s in program.walk()))
+        out.line(f"return {weight} * ({scope.expr(ix.product(d.extent for d in program.dims))});")
+    opening = f"static void {name}_part{number}(void* const* bufs, const int64_t* syms, plait::Worker worker, plait::Status& status) {{"
+    with out.block(opening, "}"):
+        _symbols(out, scope)
+        _arguments(out, scope, width if by_grid else 1)
+        _grid(out, scope, state, number, by_grid)
+        out.line(f"status.report({number}, fault);")
+    out.line()
+
+
+def _symbols(out: Writer, scope: Scope) -> None:
+    for i, s in enumerate(scope.program.symbols):
+        out.line(f"[[maybe_unused]] const int64_t {scope.symbols[s]} = syms[{i}];")
+
+
+def _arguments(out: Writer, scope: Scope, scratch_lanes: int) -> None:
+    position = 0
+    for b, name in zip(scope.program.buffers, scope.buffers, strict=True):
+        ctype = memory_type(b.dtype)
+        if b.role == "scratch":
+            lanes = f"({scope.expr(b.elems)}) * {scratch_lanes}" if scratch_lanes > 1 else scope.expr(b.elems)
+            out.line(f"plait::Scratch<{ctype}> {name}_memory({lanes});")
+            out.line(f"{ctype}* const {name} = {name}_memory.data();")
+            continue
+        const = "const " if b.role == "in" else ""
+        out.line(f"{const}{ctype}* const {name} = static_cast<{const}{ctype}*>(bufs[{position}]);")
+        position += 1
+    for d, name in zip(scope.program.dims, scope.dims, strict=True):
+        out.line(f"[[maybe_unused]] const int64_t {name}_n = {scope.expr(d.extent)};")
+    out.line("int fault = 0;")
+
+
+def _grid(out: Writer, scope: Scope, state: State, number: int, by_grid: bool) -> None:
+    """The loop over this worker's share of the grid, counters advanced like an odometer."""
+    if any(d.role not in ("grid", "row") for d in scope.program.dims):
+        raise LowerFailed("dims are grid or row")
+    grid = [i for i, d in enumerate(scope.program.dims) if d.role == "grid"]
+    counters: list[tuple[str, str]] = []
+    for i in grid:
+        if i == scope.vector:
+            out.line(f"const int64_t {scope.dims[i]}_tiles = plait::ceildiv({scope.dims[i]}_n, {state.width});")
+            counters.append((f"{scope.dims[i]}_tile", f"{scope.dims[i]}_tiles"))
+        else:
+            counters.append((f"{scope.dims[i]}_at", f"{scope.dims[i]}_n"))
+    out.line(f"const int64_t items = {' * '.join(n for _, n in counters) or '1'};")
+    out.line(f"const auto [begin, end] = worker.share(items, {number});")
+    out.line("if (begin == end) return;")
+    if counters:
+        out.line("int64_t rest = begin;")
+    for k, (at, n) in enumerate(reversed(counters)):
+        if k == len(counters) - 1:
+            out.line(f"int64_t {at} = rest;")
+        else:
+            out.lines(f"int64_t {at} = rest % {n};", f"rest /= {n};")
+    with out.block("for (int64_t item = begin; item < end; ++item) {", "}"):
+        for i, (at, _) in zip(grid, counters, strict=True):
+            name = scope.dims[i]
+            if i == scope.vector:
+                out.line(f"const int64_t {name}_lo = {at} * {state.width};")
+                out.line(f"const int64_t {name}_hi = std::min({name}_n, {name}_lo + {state.width});")
+            else:
+                out.line(f"[[maybe_unused]] const int64_t {name} = {at};")
+        Body(state, scope.program.body, by_grid).emit()
+        _advance(out, counters)
+
+
+def _advance(out: Writer, counters: list[tuple[str, str]]) -> None:
+    if not counters:
+        return
+    text = f"++{counters[0][0]};"
+    for at, n in counters[1:]:
+        text = f"if (++{at} == {n}) {{ {at} = 0; {text} }}"
+    out.line(text)
