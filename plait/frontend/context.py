@@ -115,6 +115,7 @@ class Context:
     rng: str = "plait"
     make_extern: Extern | None = None  # externs.make_extern, passed in so that it may use this module
     node_meta: Any = None  # the torch.fx.Node being lowered: its meta has eager's strides
+    expected: tuple[tuple[Shape, DType | None], ...] = ()  # shape and type of each tensor result, as eager has them
     reason: str = ""  # why the lowering under way returned NotImplemented
     effects: list[Node] = field(default_factory=list)  # externs that must run though nobody reads them
     refusals: dict[Node, str] = field(default_factory=dict)  # why a node is an extern
@@ -233,7 +234,7 @@ class Context:
         """(seed, offset) for random nodes: one draw from torch's generator a run; streams differ by their `draw`."""
         if self._seed is None:
             top = torch.iinfo(torch.int64)
-            kwargs = {"dtype": torch.int64, "device": torch.device("cpu")}
+            kwargs = {"dtype": torch.int64, "device": torch.device(self.device)}
             meta = torch.empty((), dtype=torch.int64, device="meta")
             drawn = self.extern(torch.ops.aten.randint.low, (top.min, top.max, []), kwargs, meta, reason="random seed")
             self._seed = (drawn, self.const(0, DType.i64))

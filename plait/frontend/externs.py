@@ -101,6 +101,20 @@ def needs_serial(target: Any) -> bool:
     return is_effectful(target) or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
+def copying_view(target: Any) -> tuple[Any, bool]:
+    """A view operator's copying form and True, so that no extern's result shares memory with its operand; any other
+    operator as it is and False."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return target, False
+    base, overload = target._schema.name.split("::")[1], target._overloadname
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns)
+    if not (is_view or base == "_unsafe_view"):
+        return target, False
+    packet = getattr(torch.ops.aten, f"{base.removeprefix('_unsafe_')}_copy", None)
+    found = getattr(packet, overload, None)
+    return (target, False) if found is None else (found, True)
+
+
 # ------------------------------------------------------------------------------------------------------------ freezing
 class _Freezer:
     """Collects the operands of one call while its arguments are frozen."""
@@ -150,10 +164,11 @@ def extern_maker(sizes: Sizes) -> Callable[..., Any]:
     def make(
         ctx: Context, target: Any, args: Sequence[Any], kwargs: dict[str, Any], meta: Any, role: str, reason: str
     ) -> Any:
+        target, contiguous = copying_view(target)
         freezer = _Freezer()
         template = ("call", freezer.freeze(tuple(args)), freezer.freeze(kwargs))
         flat = meta if isinstance(meta, (list, tuple)) else (meta,)
-        outs = tuple(_out(m, sizes) for m in flat)
+        outs = tuple(_out(m, sizes, contiguous) for m in flat)
         first: tuple[Shape, DType] = next(((o[0], o[1]) for o in outs if is_tensor_out(o)), ((), DType.other))
         node = ctx.builder.node(
             "extern",
@@ -194,10 +209,11 @@ def is_tensor_out(out: tuple[Any, ...]) -> bool:
     return len(out) == 3
 
 
-def _out(meta: Any, sizes: Sizes) -> tuple[Any, ...]:
+def _out(meta: Any, sizes: Sizes, contiguous: bool) -> tuple[Any, ...]:
     if isinstance(meta, torch.Tensor):
         shape = sizes.shape(meta.shape)
-        strides = sizes.shape(meta.stride()) if meta.layout is torch.strided else contiguous_strides(shape)
+        plain = contiguous or meta.layout is not torch.strided
+        strides = contiguous_strides(shape) if plain else sizes.shape(meta.stride())
         return (shape, to_dtype(meta.dtype) or DType.other, strides)
     if meta is None:
         return ("none",)

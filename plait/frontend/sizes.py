@@ -63,6 +63,10 @@ class Sizes:
         """Several at once."""
         return tuple(self.expr(x) for x in xs)
 
+    def is_known(self, x: Any) -> bool:
+        """Whether every symbol of x already has a value at run time."""
+        return not any(name in self.unbacked and name not in self.bindings for name in self.expr(x).symbols())
+
     def sympy_of(self, x: Any) -> Any:
         """The simplified sympy expression of a SymInt, SymFloat or SymBool."""
         if self.env is None:
@@ -191,18 +195,24 @@ class Sizes:
         low, high = _bound(found.lower, math.floor), _bound(found.upper, math.ceil)
         return (_LEAST if low is None else low, high)
 
-    def bind(self, x: Any, how: tuple[Any, ...]) -> None:
-        """The run time finds the value of x (int, SymInt or SymFloat) at `how`: bind its symbol, when it is one or when
-        its symbol can be solved for."""
-        if not isinstance(x, (torch.SymInt, torch.SymFloat)):
-            return
-        e = self.sympy_of(x)
-        free = [s for s in e.free_symbols if str(s) not in self.bindings]
-        if isinstance(e, sympy.Symbol) and free:
-            self._declare(e)
-            self.bindings[str(e)] = how
-        elif len(free) == 1 and isinstance(e, sympy.Expr) and e.is_polynomial(free[0]):
-            self._solve(e, free[0], how)
+    def bind_all(self, sources: Iterable[tuple[Any, tuple[Any, ...]]]) -> None:
+        """The run time finds each value (int, SymInt, SymFloat) at its place: bind the symbols that stand alone, then those
+        that can be solved for."""
+        compound: list[tuple[Any, tuple[Any, ...]]] = []
+        for x, how in sources:
+            if not isinstance(x, (torch.SymInt, torch.SymFloat)):
+                continue
+            e = self.sympy_of(x)
+            if isinstance(e, sympy.Symbol):
+                self._declare(e)
+                self.unbacked.discard(str(e))
+                self.bindings.setdefault(str(e), how)
+            elif isinstance(e, sympy.Expr) and e.free_symbols:
+                compound.append((e, how))
+        for e, how in compound:
+            free = [s for s in e.free_symbols if str(s) not in self.bindings]
+            if len(free) == 1 and e.is_polynomial(free[0]):
+                self._solve(e, free[0], how)
 
     def from_extern(self, x: Any, node: Any, item: int) -> Expr:
         """An integer that an extern returns: its (data-dependent) symbol, bound to that result."""

@@ -140,6 +140,8 @@ class Graph:
     # externs that must run though no output depends on them (asserts, prints, collectives); with every other extern
     # whose `serial` attribute is not None they run in the order of their node serials
     effects: tuple[Node, ...] = ()
+    # why an extern was not lowered, in words
+    refusals: dict[Node, str] = field(default_factory=dict)
 
     def nodes(self) -> list[Node]:
         """Reachable nodes; every node comes after its sources."""

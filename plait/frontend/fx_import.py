@@ -1,0 +1,382 @@
+"""FX graph → Graph: functionalised ATen with fake tensors in, nodes with index maps out.
+
+Every FX node becomes a value (context.py): operators through LOWERINGS, or as their ATen call where no lowering applies,
+which is recorded with its reason. A trailing `copy_` into an argument becomes an output that writes to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from plait import frontend
+from plait.errors import ImportFailed, InternalError
+from plait.frontend import symbolic
+from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
+from plait.frontend.externs import Attr, extern_maker, operand_read, role_of
+from plait.frontend.layout import is_dense
+from plait.frontend.origins import origin_of
+from plait.frontend.sizes import Sizes
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Shape, contiguous_strides
+from plait.ir.index import Expr
+
+
+@cache
+def load_tables() -> None:
+    """Import the modules that fill LOWERINGS: every aten_*.py beside this one."""
+    for module in sorted(pkgutil.iter_modules(frontend.__path__), key=lambda m: m.name):
+        if module.name.startswith("aten_"):
+            importlib.import_module(f"plait.frontend.{module.name}")
+
+
+def import_fx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any] = (),
+    *,
+    numerics: str = "fused",
+    rng: str = "plait",
+    device: str | None = None,
+) -> Graph:
+    """The Graph of an FX graph. `example_inputs` stand in for placeholders without `meta["val"]`. ImportFailed where the
+    graph says something that plait cannot."""
+    load_tables()
+    importer = _Importer(gm, example_inputs, numerics, rng, device)
+    return importer.run()
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decomposition table for AOTAutograd: core ATen's, without what plait lowers itself or calls as a whole. An
+    operator kept whole also keeps the strides that eager gives its result."""
+    from torch._decomp import core_aten_decompositions
+
+    load_tables()
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    return {op: fn for op, fn in table.items() if str(op) not in LOWERINGS and role_of(op) == "opaque"}
+
+
+@dataclass
+class _Result:
+    """What the FX graph returns and writes, as it is collected."""
+
+    outputs: list[Output]
+    returns: list[tuple[Any, ...]]
+    places: dict[torch.fx.Node, int]
+
+
+class _Importer:
+    """One run of import_fx."""
+
+    def __init__(
+        self, gm: torch.fx.GraphModule, examples: Sequence[Any], numerics: str, rng: str, device: str | None
+    ) -> None:
+        self.gm = gm
+        self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        for k, n in enumerate(self.placeholders):
+            if "val" not in n.meta and k < len(examples):
+                n.meta["val"] = examples[k]
+        self.position = {n: k for k, n in enumerate(self.placeholders)}
+        self.device = device or _device_of(gm)
+        self.sizes = Sizes(_shape_env(gm))
+        self.ctx = Context(Builder(self.sizes.facts), self.sizes.facts, numerics, self.device, rng)
+        self.ctx.make_extern = extern_maker(self.sizes)
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.inputs: list[Input] = []
+        self.constants: dict[int, str] = {}
+        self.origins: dict[Node, tuple[Origin, ...]] = {}
+        self.layouts: dict[Node, Shape] = {}
+        self.result = _Result([], [], {})
+
+    def run(self) -> Graph:
+        self.sizes.bind_all(list(_sources(self.placeholders)))
+        for fx in self.gm.graph.nodes:
+            before = self.ctx.builder.count
+            self.ctx.node_meta = fx
+            try:
+                self.env[fx] = self._convert(fx)
+            except (ImportFailed, InternalError) as e:
+                raise type(e)(f"importing {fx.format_node()}: {e.message}", origin=origin_of(fx).line) from e
+            origin = origin_of(fx)
+            for node in self.ctx.builder.since(before):
+                self.origins[node] = (origin,)
+        graph = Graph(
+            inputs=tuple(self.inputs),
+            outputs=tuple(self.result.outputs),
+            origins=self.origins,
+            layouts=self.layouts,
+            device=self.device,
+            arity=len(self.placeholders),
+            constants=self.constants,
+            returns=tuple(self.result.returns),
+            effects=tuple(self.ctx.effects),
+            refusals=self.ctx.refusals,
+        )
+        used = symbolic.symbols_of(graph)
+        self.sizes.finish(used)
+        graph.symbols, graph.hints, graph.bindings = self.sizes.ranges, self.sizes.hints, self.sizes.bindings
+        return graph
+
+    # ---------------------------------------------------------------- FX nodes
+    def _convert(self, fx: torch.fx.Node) -> Any:
+        if fx.op == "placeholder":
+            return self._placeholder(fx)
+        if fx.op == "get_attr":
+            return self._attribute(fx)
+        if fx.op == "output":
+            return self._output(fx)
+        if fx.op == "call_function":
+            return self._call(fx)
+        raise ImportFailed(f"{fx.op} nodes are not functionalised ATen")
+
+    def _placeholder(self, fx: torch.fx.Node) -> Any:
+        val, position = fx.meta.get("val"), self.position[fx]
+        if isinstance(val, torch.Tensor):
+            return self._input(fx.name, val, position)
+        if isinstance(val, (torch.SymInt, torch.SymBool)):
+            return self.sizes.expr(val)
+        if isinstance(val, torch.SymFloat):
+            node = self.ctx.builder.node("input", (), dtype=DType.f64, name=fx.name)
+            self.inputs.append(Input(node, position, None, self.device))
+            return whole(node)
+        return val
+
+    def _input(self, name: str, val: torch.Tensor, position: int) -> Tensor:
+        shape, strides = self.sizes.shape(val.shape), _strides(self.sizes, val)
+        node = self.ctx.builder.node("input", shape, dtype=to_dtype(val.dtype) or DType.other, name=name)
+        self.inputs.append(Input(node, position, Layout(strides), str(val.device)))
+        return replace(whole(node), strides=strides)
+
+    def _attribute(self, fx: torch.fx.Node) -> Any:
+        name = str(fx.target)
+        held = operator.attrgetter(name)(self.gm)
+        if not isinstance(held, torch.Tensor):
+            return Attr(name)
+        fx.meta.setdefault("val", held)
+        dtype = to_dtype(held.dtype)
+        if name.startswith("_tensor_constant") and held.ndim == 0 and dtype is not None and type(held) is torch.Tensor:
+            # a number written in the user's code; nothing can change it later
+            return self.ctx.const(held.item(), dtype)
+        position = len(self.placeholders) + len(self.constants)
+        self.constants[position] = name
+        return self._input(fx.name, held, position)
+
+    def _call(self, fx: torch.fx.Node) -> Any:
+        args, kwargs = self._argument(fx.args), self._argument(fx.kwargs)
+        if fx.target is operator.getitem:
+            return args[0][args[1]]
+        val = fx.meta.get("val")
+        if isinstance(fx.target, torch._ops.OpOverload):
+            if fx.target is torch.ops.aten.copy_.default:
+                return self._write(fx, *args)
+            if fx.target._schema.is_mutable:
+                raise ImportFailed(f"{fx.target} changes its argument: the graph is not functionalised")
+            if isinstance(val, (int, torch.SymInt, torch.SymBool)) and self.sizes.is_known(val):
+                return self.sizes.expr(val)
+            return self._operator(fx, args, kwargs)
+        if isinstance(fx.target, torch._ops.HigherOrderOperator):
+            return self.ctx.extern(fx.target, args, kwargs, val, reason="higher-order operator")
+        assert callable(fx.target)
+        return symbolic.python_function(self.ctx, self.sizes, fx.target, args, val)
+
+    def _operator(self, fx: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        """An ATen operator through its lowering, or as a call."""
+        val = fx.meta.get("val")
+        args, kwargs = self._bring_scalars(fx, args, kwargs)
+        reason = self._why_not_lower(fx)
+        if not reason:
+            self.ctx.reason = ""
+            self.ctx.expected = tuple((self.sizes.shape(t.shape), to_dtype(t.dtype)) for t in _tensors(val))
+            before = self.ctx.builder.count
+            found = LOWERINGS[str(fx.target)](self.ctx, *args, **kwargs)
+            if found is not NotImplemented:
+                return self._checked(fx, found, val, before)
+            reason = self.ctx.reason or "not this form of the operator"
+        return self.ctx.extern(fx.target, args, kwargs, val, reason=reason)
+
+    def _why_not_lower(self, fx: torch.fx.Node) -> str:
+        """The reason for the call, or "" for the lowering."""
+        if str(fx.target) not in LOWERINGS:
+            return "no lowering"
+        for t in (*_metas(fx.all_input_nodes), *_tensors(fx.meta.get("val"))):
+            if to_dtype(t.dtype) is None:
+                return f"type {str(t.dtype).removeprefix('torch.')}"
+            if t.layout is not torch.strided or t.is_quantized:
+                return f"layout {t.layout}"
+            if str(t.device) != self.device and not (t.device.type == "cpu" and t.ndim == 0):
+                return f"device {t.device}"
+            if any(e.symbols() & self.sizes.unbacked for e in self.sizes.shape(t.shape)):
+                return "size known only at run time"
+        outs = list(_tensors(fx.meta.get("val")))
+        if outs and all(str(t.device) != self.device for t in outs):
+            return f"device {outs[0].device}"
+        return ""
+
+    def _bring_scalars(self, fx: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """CPU numbers in an operator of another device are copied there first."""
+        outs = list(_tensors(fx.meta.get("val")))
+        if self.device == "cpu" or not outs or any(str(t.device) != self.device for t in outs):
+            return args, kwargs
+        moved: dict[int, Tensor] = {}
+        for source in fx.all_input_nodes:
+            val, value = source.meta.get("val"), self.env[source]
+            if not isinstance(val, torch.Tensor) or not isinstance(value, Tensor) or value.source.op == "const":
+                continue
+            if val.device.type == "cpu" and val.ndim == 0 and to_dtype(val.dtype) is not None:
+                there = {"device": torch.device(self.device)}
+                moved[id(value)] = self.ctx.extern(torch.ops.aten._to_copy.default, (value,), there, val)
+        if not moved:
+            return args, kwargs
+        swapped: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda t: moved.get(id(t), t), (args, kwargs))
+        return swapped
+
+    def _checked(self, fx: torch.fx.Node, found: Any, val: Any, before: int) -> Any:
+        """Compare a lowering's result with what the fake tensors say, and note eager's strides."""
+        if isinstance(val, (list, tuple)):
+            if not isinstance(found, (list, tuple)) or len(found) != len(val):
+                raise InternalError(f"the lowering of {fx.target} gives {found!r} for {len(val)} results")
+            return tuple(self._checked(fx, f, v, before) for f, v in zip(found, val, strict=True))
+        if not isinstance(val, torch.Tensor):
+            return found
+        shape, strides = self.sizes.shape(val.shape), _strides(self.sizes, val)
+        if not isinstance(found, Tensor) or len(found.shape) != len(shape) or found.dtype is not to_dtype(val.dtype):
+            raise InternalError(f"the lowering of {fx.target} gives {found!r} where eager gives {val}")
+        for have, want in zip(found.shape, shape, strict=True):
+            if have is not want and have.const is not None and want.const is not None:
+                raise InternalError(f"the lowering of {fx.target} gives shape {found.shape}, not {shape}")
+        if found.source.serial >= before and found.source.kind != "extern":
+            self._note_layout(found, strides)
+        return replace(found, shape=shape, strides=strides)
+
+    def _note_layout(self, x: Tensor, strides: Shape) -> None:
+        """Eager's strides of a new node's value, when the result shows that value with its dimensions in some order."""
+        if x.guard or not is_dense(x.shape, strides):
+            return
+        node, seen = x.source, {x.index[d].as_axis(): d for d in range(len(x.index))}
+        wanted: dict[int, Expr] = {}
+        for k, extent in enumerate(x.shape):
+            if extent is ix.ONE:
+                continue
+            if k not in seen:
+                return
+            wanted[seen[k]] = strides[k]
+        if all(n is ix.ONE or d in wanted for d, n in enumerate(node.shape)):
+            plain = contiguous_strides(node.shape)
+            self.layouts[node] = tuple(wanted.get(d, plain[d]) for d in range(len(node.shape)))
+
+    # ---------------------------------------------------------------- results
+    def _write(self, fx: torch.fx.Node, target: Tensor, value: Tensor, non_blocking: bool = False) -> Tensor:
+        """copy_ into an argument: an output that writes to it."""
+        place = fx.args[0]
+        if not isinstance(place, torch.fx.Node) or place not in self.position:
+            raise ImportFailed("copy_ into something that is not an argument: the graph is not functionalised")
+        x = self.ctx.expand(self.ctx.cast(value, target.dtype), target.shape)
+        strides = target.strides or contiguous_strides(target.shape)
+        read = operand_read(replace(x, strides=strides))
+        device = str(place.meta["val"].device)
+        self.result.outputs = [o for o in self.result.outputs if o.writes_to != self.position[place]]
+        self.result.outputs.append(Output(place.name, read, strides, self.position[place], device))
+        return x
+
+    def _output(self, fx: torch.fx.Node) -> None:
+        for leaf in pytree.tree_leaves(fx.args[0], is_leaf=lambda x: x is None):
+            self.result.returns.append(self._returned(leaf))
+
+    def _returned(self, leaf: Any) -> tuple[Any, ...]:
+        if not isinstance(leaf, torch.fx.Node):
+            return ("none",) if leaf is None else ("value", leaf)
+        value = self.env[leaf]
+        if leaf in self.position and isinstance(value, Tensor) and not isinstance(leaf.meta.get("val"), torch.SymFloat):
+            return ("input", self.position[leaf])
+        if isinstance(value, Expr):
+            return ("scalar", value)
+        if value is None:
+            return ("none",)
+        if not isinstance(value, Tensor):
+            return ("value", value)
+        if leaf not in self.result.places:
+            val = leaf.meta.get("val")
+            strides = value.strides if value.strides is not None else contiguous_strides(value.shape)
+            device = str(val.device) if isinstance(val, torch.Tensor) else self.device
+            self.result.places[leaf] = len(self.result.outputs)
+            self.result.outputs.append(
+                Output(leaf.name, operand_read(replace(value, strides=strides)), strides, device=device)
+            )
+        kind = "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "item"
+        return (kind, self.result.places[leaf])
+
+    def _argument(self, a: Any) -> Any:
+        """FX argument → values: nodes are looked up, SymInts become Exprs, containers are kept."""
+        if isinstance(a, torch.fx.Node):
+            return self.env[a]
+        if isinstance(a, (list, tuple)):
+            return (
+                type(a)([self._argument(x) for x in a]) if type(a) in (list, tuple) else [self._argument(x) for x in a]
+            )
+        if isinstance(a, dict):
+            return {k: self._argument(x) for k, x in a.items()}
+        if isinstance(a, slice):
+            return slice(self._argument(a.start), self._argument(a.stop), self._argument(a.step))
+        return self.sizes.expr(a) if isinstance(a, torch.SymInt) else a
+
+
+def _strides(sizes: Sizes, val: torch.Tensor) -> Shape:
+    if val.layout is not torch.strided:
+        return contiguous_strides(sizes.shape(val.shape))
+    return sizes.shape(val.stride())
+
+
+def _tensors(val: Any) -> Iterator[torch.Tensor]:
+    for leaf in val if isinstance(val, (list, tuple)) else (val,):
+        if isinstance(leaf, (list, tuple)):
+            yield from _tensors(leaf)
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def _metas(nodes: Sequence[torch.fx.Node]) -> Iterator[torch.Tensor]:
+    for n in nodes:
+        yield from _tensors(n.meta.get("val"))
+
+
+def _device_of(gm: torch.fx.GraphModule) -> str:
+    """The first accelerator among the graph's tensors, else the CPU."""
+    found = "cpu"
+    for t in _metas(list(gm.graph.nodes)):
+        if t.device.type not in ("cpu", "meta"):
+            return str(t.device)
+    return found
+
+
+def _shape_env(gm: torch.fx.GraphModule) -> Any:
+    for n in gm.graph.nodes:
+        val = n.meta.get("val")
+        for leaf in val if isinstance(val, (list, tuple)) else (val,):
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return leaf.node.shape_env
+            mode = getattr(leaf, "fake_mode", None)
+            if mode is not None and mode.shape_env is not None:
+                return mode.shape_env
+    return None
+
+
+def _sources(placeholders: Sequence[torch.fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Every number that an argument tells, with where to find it."""
+    for position, n in enumerate(placeholders):
+        val = n.meta.get("val")
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            yield val, ("scalar", position)
+        elif isinstance(val, torch.Tensor):
+            for d, size in enumerate(val.shape):
+                yield size, ("size", position, d)
+            if val.layout is torch.strided:
+                for d, step in enumerate(val.stride()):
+                    yield step, ("stride", position, d)
