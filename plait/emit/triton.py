@@ -1,0 +1,346 @@
+"""TileProgram to Triton source: one module with one kernel, to be compiled by Triton 3.6 or run by its interpreter.
+
+The grid is one-dimensional: the tiles of the grid dims, row-major, the last dim fastest. Arguments are the buffers'
+pointers in order, then the run-time sizes, then (when the program checks indices) a pointer to one int32 into which
+failing lanes put the greatest failing code. Nothing is read at an index that fails its Check.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from plait.emit.triton_helpers import closure
+from plait.emit.triton_index import Axes, DimPlan, Indexer, Local, plan_dims, size_name, spans
+from plait.emit.triton_ops import Call, convert, convert_up, literal, rule_of, tl_type
+from plait.emit.triton_reduce import Reducer
+from plait.errors import InternalError, LowerFailed
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.index import Expr
+from plait.ir.ops import OPS
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+
+MAX_PROGRAMS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class TritonArg:
+    """A kernel parameter. `kind`: buffer (`index` into TileProgram.buffers, a pointer to `dtype`), symbol, or fault."""
+
+    name: str
+    kind: str
+    index: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class TritonSource:
+    """A module text whose function `name` is the kernel; launched as kernel[(programs,)](*args, num_warps=…, num_stages=…)
+    with `options` too. `programs` counts blocks, over the symbols; an empty grid (0) is not launched. `has_fault`: the last
+    argument is one int32, zero before the launch, and the 1-based greatest failing code of `messages` after it."""
+
+    name: str
+    text: str
+    args: tuple[TritonArg, ...]
+    programs: Expr
+    num_warps: int
+    num_stages: int
+    has_fault: bool
+    messages: tuple[str, ...] = ()
+    # eager rounds every product before it is added: no contraction into fused multiply-adds
+    options: tuple[tuple[str, bool], ...] = (("enable_fp_fusion", False),)
+
+
+def emit_triton(program: TileProgram, name: str, *, f8_saturates: bool = True) -> TritonSource:
+    """The kernel of a program. Raises LowerFailed for what this backend does not do (scratch buffers among it).
+    `f8_saturates`: f8e4m3 values out of range become 448, as eager of torch 2.13 has it; before, they became NaN."""
+    return _Emitter(program, name, f8_saturates).run()
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A Check's outcome: where it holds, and the gathered values it speaks of."""
+
+    text: str
+    axes: Axes
+    values: frozenset[int]
+
+
+class _Emitter:
+    def __init__(self, program: TileProgram, name: str, f8_saturates: bool) -> None:
+        for b in program.buffers:
+            if b.role == "scratch":
+                raise LowerFailed(f"{program.name}: scratch buffers are not kept on a GPU")
+        self.program, self.name, self.f8_saturates = program, name, f8_saturates
+        self.dims = plan_dims(program)
+        self.ix = Indexer(self.dims, program.schedule.vector)
+        self.reducer = Reducer(self.ix, dict(spans(program)))
+        self.lines: list[str] = []
+        self.depth = 1
+        self.checks: list[_Checked] = []
+        self.open: set[int] = set()  # dims whose loops we are in
+        self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
+        self.pending: set[int] = set()  # reductions and scans that an open loop carries
+
+    # ---------------------------------------------------------------- text
+    def put(self, *lines: str) -> None:
+        self.lines += ["    " * self.depth + text for text in lines]
+
+    def run(self) -> TritonSource:
+        self.body(self.program.body)
+        body = "\n".join(self.lines)
+        if not self.f8_saturates:
+            body = body.replace("_to_f8e4m3(", "_to_f8e4m3_nan(")
+        args = self._args()
+        prologue = self._prologue(body)
+        kernel = (
+            f"@triton.jit\ndef {self.name}({', '.join(a.name for a in args)}):\n" + "\n".join((*prologue, body)) + "\n"
+        )
+        helpers = closure(kernel)
+        text = "\n\n".join([self._head("".join(helpers) + kernel), *helpers, kernel])
+        schedule = self.program.schedule
+        return TritonSource(
+            name=self.name,
+            text=text,
+            args=args,
+            programs=self._programs(),
+            num_warps=schedule.warps,
+            num_stages=schedule.stages,
+            has_fault=self._has_fault(),
+            messages=self.program.messages,
+        )
+
+    def _has_fault(self) -> bool:
+        return any(isinstance(s, Check) for s in self.program.walk())
+
+    def _args(self) -> tuple[TritonArg, ...]:
+        out = [TritonArg(self._pointer(i), "buffer", i, b.dtype) for i, b in enumerate(self.program.buffers)]
+        out += [TritonArg(s, "symbol", i, DType.i64) for i, s in enumerate(self.program.symbols)]
+        if self._has_fault():
+            out.append(TritonArg("fault_ptr", "fault", 0, DType.i32))
+        return tuple(out)
+
+    def _pointer(self, i: int) -> str:
+        return self.program.buffers[i].name + "_ptr"
+
+    def _head(self, text: str) -> str:
+        out = [f"# {line}".rstrip() for line in self.program.header]
+        out.append(f"# {self.program.schedule}")
+        out += ["import triton", "import triton.language as tl"]
+        if "libdevice." in text:
+            out.append("from triton.language.extra import libdevice")
+        return "\n".join(out) + "\n"
+
+    # ---------------------------------------------------------------- grid
+    def _grid_dims(self) -> list[DimPlan]:
+        return [d for d in self.dims if not d.covered and not d.looped]
+
+    def _programs(self) -> Expr:
+        n = ix.product(d.tiles for d in self._grid_dims())
+        if n.const is not None and n.const > MAX_PROGRAMS:
+            raise LowerFailed(f"{self.program.name}: {n.const} blocks")
+        return n
+
+    def _prologue(self, body: str) -> list[str]:
+        """Definitions of sizes and of the dims' index variables: those that the body uses."""
+        defs: list[tuple[str, str]] = []
+        defs += [(size_name(s), f"tl.cast({s}, tl.int64)") for s in self.program.symbols]
+        defs += self._coordinates()
+        for d in self.dims:
+            if not d.looped or d.blocked:
+                defs += self._variables(d, d.looped)
+        needed = set(re.findall(r"\w+", body))
+        kept: list[str] = []
+        for name, text in reversed(defs):
+            if name in needed:
+                kept.append(f"    {name} = {text}")
+                needed |= set(re.findall(r"\w+", text))
+        return kept[::-1]
+
+    def _coordinates(self) -> list[tuple[str, str]]:
+        grid = self._grid_dims()
+        out: list[tuple[str, str]] = []
+        rest = "tl.program_id(0)"
+        if any(d.wide for d in grid):
+            rest = f"tl.cast({rest}, tl.int64)"
+        for n, d in enumerate(reversed(grid)):
+            last = n == len(grid) - 1
+            tiles = self.ix.text(d.tiles, ())
+            name = f"{d.name}_tile" if d.blocked else d.name
+            out.append((name, rest if last else f"{rest} % ({tiles})"))
+            if not last:
+                out.append((f"{d.name}_rest", f"{rest} // ({tiles})"))
+                rest = f"{d.name}_rest"
+        return out
+
+    def _variables(self, d: DimPlan, in_loop: bool) -> list[tuple[str, str]]:
+        """Definitions for one dim; the part that changes with a loop is left to the loop."""
+        if not d.blocked:
+            return []
+        lane = f"{d.name}_lane"
+        out = [(lane, f"tl.arange(0, {d.tile})")]
+        if in_loop:
+            return out
+        if d.covered:
+            out.append((d.name, lane))
+        else:
+            out += [(f"{d.name}_start", f"{d.name}_tile * {d.tile}"), (d.name, f"{d.name}_start + {lane}")]
+        return [*out, *self._ok(d)]
+
+    def _ok(self, d: DimPlan) -> list[tuple[str, str]]:
+        if d.even:
+            return []
+        extent = self.ix.text(d.extent, ())
+        if not d.wide:
+            return [(f"{d.name}_ok", f"{d.name} < {extent}")]
+        # compared in 32 bits, lane by lane
+        return [(f"{d.name}_ok", f"{d.name}_lane < tl.cast(tl.minimum({extent} - {d.name}_start, {d.tile}), tl.int32)")]
+
+    # ---------------------------------------------------------------- statements
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Let):
+                self.let(s)
+            elif isinstance(s, Load):
+                self.load(s)
+            elif isinstance(s, Store):
+                self.store(s)
+            elif isinstance(s, Check):
+                self.check(s)
+            elif isinstance(s, Reduce):
+                self.reduce(s)
+            elif isinstance(s, Scan):
+                self.scan(s)
+            else:
+                self.sweep(s)
+
+    def let(self, s: Let) -> None:
+        attrs = dict(s.attrs)
+        dims = {i for k in s.args for i in self.ix.locals[k].axes}
+        for e in (attrs.get("expr"), attrs.get("linear")):
+            dims |= set(self.ix.axes_of(e)) if e is not None else set()
+        axes = self.ix.ordered(dims)
+        args = [self.ix.operand(k, axes) for k in s.args]
+        types = [self.types[k] for k in s.args]
+        if s.op == "index":
+            text = self.ix.text(attrs["expr"], axes)
+            args = [f"tl.cast({text}, {tl_type(s.dtype)})"]
+        elif OPS[s.op].kind == "random":
+            args += [self.ix.text(attrs["linear"], axes), str(attrs["draw"])]
+        self.put(f"v{s.out} = {rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs))}")
+        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+
+    def _mask(self, dims: tuple[int, ...], guard: tuple[Expr, ...], values: frozenset[int], to: Axes) -> str:
+        parts = self.ix.inside(dims, to) + self.ix.guards(guard, to)
+        for c in self.checks:
+            if c.values <= values and set(c.axes) <= set(to):
+                parts.append(self.ix.widen(c.text, c.axes, to))
+        return " & ".join(dict.fromkeys(parts))
+
+    def _access_axes(self, span: tuple[int, ...], exprs: tuple[Expr, ...]) -> Axes:
+        dims = set(span)
+        for e in exprs:
+            dims |= set(self.ix.axes_of(e))
+        return self.ix.ordered(dims)
+
+    def load(self, s: Load) -> None:
+        b = self.program.buffers[s.buffer]
+        axes = self._access_axes(s.span, (s.address, *s.guard))
+        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        address = self.ix.address(self._pointer(s.buffer), s.address, axes)
+        narrow_float = b.dtype in (DType.f8e4m3, DType.f8e5m2)
+        text = f"tl.load({address}"
+        if mask:
+            text += f", mask={mask}"
+            # a fill in fp8 would be converted lane by lane: it is put in afterwards
+            text += "" if narrow_float else f", other={literal(s.fill, b.dtype)}"
+        text = convert_up(text + ")", b.dtype, s.dtype)
+        if mask and narrow_float:
+            text = f"tl.where({mask}, {text}, {literal(s.fill, s.dtype)})"
+        self.put(f"v{s.out} = {text}")
+        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+
+    def store(self, s: Store) -> None:
+        b = self.program.buffers[s.buffer]
+        v = self.ix.locals[s.value]
+        axes = self._access_axes((*s.span, *v.axes), (s.address, *s.guard))
+        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        address = self.ix.address(self._pointer(s.buffer), s.address, axes)
+        value = convert(self.ix.operand(s.value, axes), v.dtype, b.dtype)
+        self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")
+
+    def check(self, s: Check) -> None:
+        n = len(self.checks)
+        axes = self._access_axes((), (s.index, s.extent, *s.guard))
+        wide = not (self.ix.is_narrow(s.index) and self.ix.is_narrow(s.extent))
+        index = self.ix.text(s.index, axes, wide)
+        self.put(f"ok{n} = ({index} >= 0) & ({index} < {self.ix.text(s.extent, axes, wide)})")
+        bad = [*self.ix.inside(axes, axes), *self.ix.guards(s.guard, axes), f"(ok{n} == 0)"]
+        pointer = f"tl.broadcast_to(fault_ptr, {self.ix.shape(axes)})" if axes else "fault_ptr"
+        code = f"tl.full({self.ix.shape(axes)}, {s.code}, tl.int32)"
+        self.put(f"tl.atomic_max({pointer}, {code}, mask={' & '.join(bad)})")
+        self.checks.append(_Checked(f"ok{n}", axes, s.index.values()))
+        extent = s.extent.const
+        for k in s.index.values():
+            if s.index is ix.value(k) and extent is not None:
+                self.ix.bounds[k] = extent
+
+    # ---------------------------------------------------------------- reductions and loops
+    def _carried(self, dims: tuple[int, ...]) -> bool:
+        return any(self.dims[i].looped for i in dims)
+
+    def reduce(self, s: Reduce) -> None:
+        if not self._carried(s.dims):
+            self.put(*self.reducer.whole(s))
+        elif s.out in self.pending:
+            self.put(*self.reducer.step(s))
+        else:
+            raise InternalError(f"{self.program.name}: reduction v{s.out} stands outside the sweep over its dims")
+
+    def scan(self, s: Scan) -> None:
+        self.put(*self.reducer.scan(s, self.dims[s.dim].looped))
+
+    def sweep(self, s: Sweep) -> None:
+        d = self.dims[s.dim]
+        if not d.looped:
+            self.body(s.body)
+            return
+        carried = [r for r in _statements(s.body) if self._begins(r, s.dim)]
+        for r in carried:
+            self.pending.add(r.out)
+            self.put(
+                *(self.reducer.begin(r, self.types[r.arg]) if isinstance(r, Reduce) else self.reducer.begin_scan(r))
+            )
+        checks = len(self.checks)
+        stages = self.program.schedule.stages
+        variable = f"{d.name}_start" if d.blocked else d.name
+        more = f", num_stages={stages}" if stages > 1 else ""
+        self.put(f"for {variable} in tl.range(0, {self.ix.text(d.extent, ())}, {d.tile}{more}):")
+        self.depth += 1
+        if d.blocked:
+            self.put(f"{d.name} = {d.name}_start + {d.name}_lane")
+            self.put(*(f"{name} = {text}" for name, text in self._ok(d)))
+        self.body(s.body)
+        self.depth -= 1
+        del self.checks[checks:]
+        for r in carried:
+            self.pending.discard(r.out)
+            if isinstance(r, Reduce):
+                self.put(*self.reducer.end(r))
+
+    def _begins(self, r: Stmt, dim: int) -> bool:
+        """The accumulator of `r` starts before the loop over `dim`: its outermost."""
+        if isinstance(r, Reduce):
+            return dim in r.dims and r.out not in self.pending
+        return isinstance(r, Scan) and r.dim == dim
+
+
+def _statements(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
+    out: list[Reduce | Scan] = []
+    for s in body:
+        if isinstance(s, Sweep):
+            out += _statements(s.body)
+        elif isinstance(s, (Reduce, Scan)):
+            out.append(s)
+    return out

@@ -1,0 +1,191 @@
+"""Text of the device functions that emitted Triton kernels call. A kernel's module carries those it uses, and what they use.
+
+Each is written from its definition. Names start with an underscore; `HELPERS` maps a name to its source, and `closure`
+puts the needed ones in an order in which they can be defined.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TEXTS = """
+def _floor_div(a, b):
+    # quotient towards minus infinity; Triton's goes towards zero
+    q = a // b
+    r = a - q * b
+    return tl.where((r != 0) & ((r ^ b) < 0), q - 1, q)
+
+def _floor_mod(a, b):
+    r = a % b
+    return tl.where((r != 0) & ((r ^ b) < 0), r + b, r)
+
+def _add(a, b):
+    return a + b
+
+def _mul(a, b):
+    return a * b
+
+def _or(a, b):
+    return a | b
+
+def _and(a, b):
+    return a & b
+
+def _max(a, b):
+    # passes NaN on
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+def _min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+def _argmax(a, i, b, j):
+    # a NaN is greater than everything; among equals the first index wins
+    left = (a > b) | ((a != a) & (b == b))
+    tie = (a == b) | ((a != a) & (b != b))
+    left = left | (tie & (i < j))
+    return tl.where(left, a, b), tl.where(left, i, j)
+
+def _argmin(a, i, b, j):
+    left = (a < b) | ((a != a) & (b == b))
+    tie = (a == b) | ((a != a) & (b != b))
+    left = left | (tie & (i < j))
+    return tl.where(left, a, b), tl.where(left, i, j)
+
+def _logaddexp(a, b):
+    high = _max(a, b)
+    low = _min(a, b)
+    # equal infinities would give inf - inf
+    return tl.where((low == high) & (tl.abs(low) == float("inf")), high, libdevice.log1p(libdevice.exp(low - high)) + high)
+
+def _rsqrt(x):
+    # the hardware instruction flushes subnormal arguments to zero
+    tiny = x < 1.1754943508222875e-38
+    return tl.rsqrt(tl.where(tiny, x * 16777216.0, x)) * tl.where(tiny, 4096.0, 1.0)
+
+def _sigmoid(x):
+    return tl.div_rn(1.0, 1.0 + libdevice.exp(-x))
+
+def _sigmoid64(x):
+    return 1.0 / (1.0 + libdevice.exp(-x))
+
+def _remainder_f(a, b):
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) ^ (b < 0)), r + b, r)
+
+def _ipow(a, n):
+    # wrapping product by squaring; negative exponents as the integers have them: 1, -1 to the parity, else 0
+    result = a * 0 + 1
+    base = a + n * 0
+    left = n + a * 0
+    for _ in range(64):
+        result = tl.where((left & 1) != 0, result * base, result)
+        base = base * base
+        left = tl.where(left > 0, left >> 1, left * 0)
+    odd = tl.where((n & 1) != 0, a, a * a)
+    return tl.where(n < 0, tl.where((a == 1) | (a == -1), odd, a * 0), result)
+
+def _digamma(x):
+    # reflection for x < 0, recurrence up to 10, then the asymptotic series; poles: +-0 gives -+inf, negative integers NaN
+    pi: tl.constexpr = 3.141592653589793
+    y = tl.where(x <= 0, 1.0 - x, x)
+    low = tl.zeros_like(x)
+    for _ in tl.static_range(10):
+        small = y < 10.0
+        low = tl.where(small, low - 1.0 / y, low)
+        y = tl.where(small, y + 1.0, y)
+    z = 1.0 / (y * y)
+    tail = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z / 12))))))
+    up = tl.log(y) - 0.5 / y - tail + low
+    fraction = x - libdevice.trunc(x)
+    down = up - pi / libdevice.tan(pi * fraction)
+    result = tl.where(x < 0, tl.where(fraction == 0, float("nan"), down), up)
+    return tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), x * -1.0), result)
+
+def _to_f8e4m3(x):
+    # saturates
+    return x.to(tl.float8e4nv)
+
+def _to_f8e4m3_nan(x):
+    # what does not round to at most 448 is NaN
+    return tl.where(tl.abs(x) > 464.0, float("nan"), x).to(tl.float8e4nv)
+
+def _to_f8e5m2(x):
+    # the conversion saturates, but 61440 and more round to infinity
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
+    inf = (sign | 0x7C).to(tl.uint8)
+    return tl.where(tl.abs(x) >= 61440.0, inf, bits).to(tl.float8e5, bitcast=True)
+
+def _philox(seed, offset, linear, draw):
+    # Philox 4x32-10 of counter (linear low, linear high, offset low, draw)
+    wide = tl.cast(linear, tl.int64)
+    return tl.philox(
+        seed,
+        wide.to(tl.uint32),
+        (wide >> 32).to(tl.uint32),
+        (wide * 0 + offset).to(tl.uint32),
+        (wide * 0 + draw).to(tl.uint32),
+    )
+
+def _rand(seed, offset, linear, draw):
+    a, b, c, d = _philox(seed, offset, linear, draw)
+    return (a >> 8).to(tl.float32) * 5.960464477539063e-08
+
+def _rand64(seed, offset, linear, draw):
+    a, b, c, d = _philox(seed, offset, linear, draw)
+    return (((a.to(tl.uint64) << 32) | b.to(tl.uint64)) >> 11).to(tl.float64) * 1.1102230246251565e-16
+
+def _randn(seed, offset, linear, draw):
+    # Box and Muller
+    a, b, c, d = _philox(seed, offset, linear, draw)
+    u = (a >> 8).to(tl.float32) * 5.960464477539063e-08
+    w = (b >> 8).to(tl.float32) * 5.960464477539063e-08
+    return tl.sqrt_rn(-2.0 * tl.log(1.0 - u)) * libdevice.cospi(2.0 * w)
+
+def _randn64(seed, offset, linear, draw):
+    a, b, c, d = _philox(seed, offset, linear, draw)
+    u = (a >> 8).to(tl.float64) * 5.960464477539063e-08
+    w = (b >> 8).to(tl.float64) * 5.960464477539063e-08
+    return tl.sqrt(-2.0 * tl.log(1.0 - u)) * libdevice.cospi(2.0 * w)
+
+def _randbits64(seed, offset, linear, draw):
+    a, b, c, d = _philox(seed, offset, linear, draw)
+    return (((b.to(tl.uint64) << 32) | a.to(tl.uint64)) >> 1).to(tl.int64)
+
+def _randbits(seed, offset, linear, draw):
+    a, b, c, d = _philox(seed, offset, linear, draw)
+    return (a >> 1).to(tl.int32)
+"""
+
+
+def _parse() -> dict[str, str]:
+    out: dict[str, str] = {}
+    for text in re.split(r"\n(?=def )", _TEXTS.strip("\n")):
+        out[text[4 : text.index("(")]] = "@triton.jit\n" + text.strip("\n") + "\n"
+    return out
+
+
+HELPERS: dict[str, str] = _parse()
+"""Source text by function name."""
+
+_CALLED = re.compile(r"\b_[a-z]\w*\b")
+
+
+def used(text: str) -> set[str]:
+    """The helpers that a text mentions."""
+    return {n for n in _CALLED.findall(text) if n in HELPERS}
+
+
+def closure(text: str) -> list[str]:
+    """Sources of the helpers a kernel's text needs, callees first."""
+    done: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name not in done:
+            for inner in sorted(used(HELPERS[name]) - {name}):
+                visit(inner)
+            done[name] = None
+
+    for name in sorted(used(text)):
+        visit(name)
+    return [HELPERS[n] for n in done]

@@ -1,0 +1,189 @@
+"""Reductions and scans in Triton text: inside a block, and carried through loops.
+
+In a loop a reduction keeps a whole block of partial results, combined point by point, and reduces across lanes once, after
+the loop. A scan in a loop carries the running total of the points before the block.
+"""
+
+from __future__ import annotations
+
+from plait.emit.triton_index import Axes, Indexer, Local
+from plait.emit.triton_ops import literal, tl_type
+from plait.errors import LowerFailed
+from plait.ir.dtype import DType
+from plait.tile.program import Reduce, Scan
+
+_HELPER = {"prod": "_mul", "max": "_max", "min": "_min", "any": "_or", "all": "_and", "sum": "_add"}
+_SCAN = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "logcumsumexp": "logaddexp"}
+_INDEX_LAST = 2**63 - 1
+
+
+def _limit(d: DType, greatest: bool) -> float | int:
+    if d.is_float:
+        return float("inf") if greatest else float("-inf")
+    if d in (DType.u8, DType.b1):
+        return (1 if d is DType.b1 else 255) if greatest else 0
+    top = 1 << (8 * d.nbytes - 1)
+    return top - 1 if greatest else -top
+
+
+def identity(monoid: str, d: DType) -> str:
+    """Text of the value that a monoid ignores (L3)."""
+    if monoid in ("sum", "any", "prod", "all"):
+        return literal(1 if monoid in ("prod", "all") else 0, d)
+    if monoid == "logaddexp":
+        return 'float("-inf")'
+    return literal(_limit(d, greatest=monoid in ("min", "argmin")), d)
+
+
+def combine(monoid: str, a: str, b: str) -> str:
+    """Text of a combined with b, point by point."""
+    ops = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+    if monoid in ops:
+        return f"{a} {ops[monoid]} {b}"
+    return f"_{monoid}({a}, {b})"
+
+
+def across(monoid: str, text: str, axis: int, d: DType) -> str:
+    """Text of a block reduced along one of its axes."""
+    if d is DType.b1:
+        return f"(tl.reduce({text}.to(tl.int32), {axis}, {_HELPER[monoid]}) != 0)"
+    if monoid == "sum" and d.nbytes >= 4:
+        return f"tl.sum({text}, axis={axis})"
+    return f"tl.reduce({text}, {axis}, {_HELPER.get(monoid, '_' + monoid)})"
+
+
+class Reducer:
+    """Writes reductions and scans into `lines`, which the emitter owns."""
+
+    def __init__(self, indexer: Indexer, spans: dict[int, tuple[int, ...]]) -> None:
+        self.ix = indexer
+        self.spans = spans
+
+    # ---------------------------------------------------------------- pieces
+    def _full_axes(self, s: Reduce) -> Axes:
+        return self.ix.ordered((*self.spans[s.arg], *s.dims))
+
+    def _argument(self, s: Reduce, axes: Axes) -> str:
+        """The argument with every reduced axis, and the identity on lanes outside the reduced dims."""
+        v = self.ix.locals[s.arg]
+        text = self.ix.widen(v.text, v.axes, axes)
+        inside = self.ix.inside(s.dims, axes)
+        if inside:
+            text = f"tl.where({' & '.join(inside)}, {text}, {identity(s.monoid, self.value_type(s))})"
+        if v.axes != axes and not set(self.ix.ordered(s.dims)) <= set(v.axes):
+            text = f"tl.broadcast_to({text}, {self.ix.shape(axes)})"
+        return text
+
+    def _index(self, s: Reduce, axes: Axes) -> str:
+        assert s.linear is not None
+        text = f"tl.cast({self.ix.text(s.linear, axes)}, tl.int64)"
+        inside = self.ix.inside(s.dims, axes)
+        if inside:
+            text = f"tl.where({' & '.join(inside)}, {text}, {_INDEX_LAST})"
+        return f"tl.broadcast_to({text}, {self.ix.shape(axes)})" if axes else text
+
+    def value_type(self, s: Reduce) -> DType:
+        """The type a reduction accumulates in."""
+        return self.ix.locals[s.arg].dtype if s.monoid in ("argmax", "argmin") else s.dtype
+
+    def _collapse(self, s: Reduce, text: str, axes: Axes) -> tuple[str, Axes]:
+        for i in self.ix.ordered(s.dims)[::-1]:
+            text = across(s.monoid, text, axes.index(i), s.dtype)
+            axes = tuple(a for a in axes if a != i)
+        return text, axes
+
+    def _collapse_indexed(self, s: Reduce, value: str, index: str, axes: Axes, out: list[str]) -> Axes:
+        for i in self.ix.ordered(s.dims)[::-1]:
+            out.append(f"{value}, {index} = tl.reduce(({value}, {index}), {axes.index(i)}, _{s.monoid})")
+            axes = tuple(a for a in axes if a != i)
+        return axes
+
+    # ---------------------------------------------------------------- reductions
+    def whole(self, s: Reduce) -> list[str]:
+        """Lines of a reduction whose dims are all inside the block."""
+        # lanes the argument has anyway, and the reduced ones
+        axes = self.ix.ordered((*self.ix.locals[s.arg].axes, *s.dims))
+        if s.monoid not in ("argmax", "argmin"):
+            text, left = self._collapse(s, self._argument(s, axes), axes)
+            self.ix.locals[s.out] = Local(f"v{s.out}", left, s.dtype)
+            return [f"v{s.out} = {text}"]
+        value, index = f"best{s.out}", f"v{s.out}"
+        text = self._argument(s, axes)
+        out = [
+            f"{value} = tl.broadcast_to({text}, {self.ix.shape(axes)})" if axes else f"{value} = {text}",
+            f"{index} = {self._index(s, axes)}",
+        ]
+        left = self._collapse_indexed(s, value, index, axes, out)
+        self.ix.locals[s.out] = Local(index, left, DType.i64)
+        return out
+
+    def begin(self, s: Reduce, arg_type: DType) -> list[str]:
+        """Lines before the loop."""
+        axes = self._full_axes(s)
+        d = arg_type if s.monoid in ("argmax", "argmin") else s.dtype
+        out = [f"acc{s.out} = tl.full({self.ix.shape(axes)}, {identity(s.monoid, d)}, {tl_type(d)})"]
+        if s.monoid in ("argmax", "argmin"):
+            out.append(f"at{s.out} = tl.full({self.ix.shape(axes)}, {_INDEX_LAST}, tl.int64)")
+        return out
+
+    def step(self, s: Reduce) -> list[str]:
+        """Lines inside the loop."""
+        axes, acc = self._full_axes(s), f"acc{s.out}"
+        text = self._argument(s, axes)
+        if s.monoid in ("argmax", "argmin"):
+            pair = f"{acc}, at{s.out}"
+            return [f"{pair} = _{s.monoid}({pair}, {text}, {self._index(s, axes)})"]
+        return [f"{acc} = {combine(s.monoid, acc, text)}"]
+
+    def end(self, s: Reduce) -> list[str]:
+        """Lines after the loop."""
+        axes, acc = self._full_axes(s), f"acc{s.out}"
+        if s.monoid in ("argmax", "argmin"):
+            out: list[str] = []
+            left = self._collapse_indexed(s, acc, f"at{s.out}", axes, out)
+            self.ix.locals[s.out] = Local(f"v{s.out}", left, DType.i64)
+            return [*out, f"v{s.out} = at{s.out}"]
+        text, left = self._collapse(s, acc, axes)
+        self.ix.locals[s.out] = Local(f"v{s.out}", left, s.dtype)
+        return [f"v{s.out} = {text}"]
+
+    # ---------------------------------------------------------------- scans
+    def scan_axes(self, s: Scan) -> Axes:
+        """Axes of a scan's values."""
+        return self.ix.ordered((*self.spans[s.arg], s.dim))
+
+    def begin_scan(self, s: Scan) -> list[str]:
+        """Lines before the loop: nothing scanned yet."""
+        axes = tuple(a for a in self.scan_axes(s) if a != s.dim)
+        start = identity(_SCAN[s.scan], s.dtype)
+        return [f"carry{s.out} = tl.full({self.ix.shape(axes)}, {start}, {tl_type(s.dtype)})"]
+
+    def scan(self, s: Scan, looped: bool) -> list[str]:
+        """Lines of a scan, of the block and (in a loop) of everything before it."""
+        axes, monoid = self.scan_axes(s), _SCAN[s.scan]
+        v = self.ix.locals[s.arg]
+        text = self.ix.widen(v.text, v.axes, axes)
+        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+        carry = f"carry{s.out}"
+        if s.dim not in axes:
+            # the loop takes one point at a time
+            if not looped:
+                return [f"v{s.out} = {text}"]
+            return [f"{carry} = {combine(monoid, carry, text)}", f"v{s.out} = {carry}"]
+        if v.axes != axes:
+            text = f"tl.broadcast_to({text}, {self.ix.shape(axes)})"
+        axis = axes.index(s.dim)
+        if s.dtype is DType.b1:
+            raise LowerFailed(f"{s.scan} of bool")
+        block = f"tl.associative_scan({text}, {axis}, {_HELPER.get(monoid, '_' + monoid)})"
+        if not looped:
+            return [f"v{s.out} = {block}"]
+        left = tuple(a for a in axes if a != s.dim)
+        inside = self.ix.inside((s.dim,), axes)
+        if inside:
+            text = f"tl.where({' & '.join(inside)}, {text}, {identity(monoid, s.dtype)})"
+        total = across(monoid, text, axis, s.dtype)
+        return [
+            f"v{s.out} = {combine(monoid, self.ix.widen(carry, left, axes), block)}",
+            f"{carry} = {combine(monoid, carry, total)}",
+        ]

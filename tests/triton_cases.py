@@ -1,0 +1,469 @@
+"""Hand-built TilePrograms with tensors and torch's answer: what the Triton emitter's tests run and compile.
+
+As a program (TRITON_INTERPRET=1) it runs every case and prints one JSON line a case: {"case": name, "error": text or ""}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+from tile_make import B1, F32, F64, I32, I64, TORCH, Case, Make
+
+from plait.emit.triton import emit_triton
+from plait.ir.dtype import DType
+from plait.ir.index import axis, const, floordiv, mod, sym, value
+from plait.tile.program import Let, Load
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(f: Callable[[], Case]) -> Callable[[], Case]:
+    """Register a case."""
+    CASES[f.__name__] = f
+    return f
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+R, C, P0, P1 = axis(1), axis(1), axis(0), axis(1)
+
+
+@case
+def pointwise_strided() -> Case:
+    x, y = randn(13, 20), randn(20, 13).t()
+    m = Make("p0 p1", [13, 20], "form=flat tile=p0:4,p1:8 vector=p1")
+    a = m.load(x, P0 * 20 + P1)
+    b = m.load(y.t().contiguous(), P1 * 13 + P0)
+    m.store(torch.zeros(13, 20), P0 * 20 + P1, m.let("div", m.let("add", a, b), m.let("exp", a)))
+    return Case(m, [(x + y) / x.exp()])
+
+
+@case
+def pointwise_symbolic() -> Case:
+    n, k = sym("s0"), sym("s1")
+    x, w = randn(7, 24, dtype=torch.bfloat16), randn(24)
+    m = Make("p0 p1", [n, k], "form=flat tile=p0:2,p1:16 vector=p1", ("s0", "s1"))
+    a = m.load(x, P0 * k + P1, elems=n * k)
+    m.store(torch.zeros(7, 24), P0 * k + P1, m.let("mul", a, m.load(w, P1, elems=k)), elems=n * k)
+    return Case(m, [x.float() * w], {"s0": 7, "s1": 24})
+
+
+def _rmsnorm(m: Make, x: torch.Tensor, w: torch.Tensor) -> int:
+    d = x.shape[1]
+    a = m.load(x, P0 * d + R)
+    total = m.reduce("sum", m.let("mul", a, a), (1,))
+    scale = m.let("rsqrt", m.let("add", m.let("div", total, m.const(float(d))), m.const(1e-6)))
+    return m.let("mul", m.let("mul", a, scale), m.load(w, R))
+
+
+def _rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.float()
+    return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * w.float()
+
+
+def rmsnorm_make(n: int, d: int, schedule: str, dtype: torch.dtype) -> Make:
+    """Also compiled at full size; then the tensors are on the meta device."""
+    device = "cpu" if n * d < 1 << 20 else "meta"
+    x = randn(n, d, dtype=dtype) if device == "cpu" else torch.empty(n, d, dtype=dtype, device=device)
+    w = randn(d, dtype=dtype)
+    m = Make("p0 r0", [n, d], schedule)
+    m.store(torch.empty(n, d, dtype=dtype, device=device), P0 * d + R, _rmsnorm(m, x, w))
+    return m
+
+
+def rmsnorm_swept_make(n: int, d: int, schedule: str, dtype: torch.dtype) -> Make:
+    """The same in two passes over the row."""
+    x, w = torch.empty(n, d, dtype=dtype, device="meta"), torch.empty(d, dtype=dtype, device="meta")
+    m = Make("p0 r0", [n, d], schedule)
+    with m.sweep(1):
+        a = m.load(x, P0 * d + R)
+        total = m.reduce("sum", m.let("mul", a, a), (1,))
+    scale = m.let("rsqrt", m.let("add", m.let("div", total, m.const(float(d))), m.const(1e-6)))
+    with m.sweep(1):
+        y = m.let("mul", m.let("mul", m.load(x, P0 * d + R), scale), m.load(w, R))
+        m.store(torch.empty(n, d, dtype=dtype, device="meta"), P0 * d + R, y)
+    return m
+
+
+@case
+def rmsnorm_flat() -> Case:
+    m = rmsnorm_make(6, 40, "form=flat tile=p0:1,r0:all vector=r0", torch.bfloat16)
+    return Case(m, [_rms(m.tensors[0], m.tensors[1]).bfloat16()], rtol=2**-8)
+
+
+@case
+def rmsnorm_rows() -> Case:
+    m = rmsnorm_make(6, 40, "form=flat tile=p0:4,r0:all vector=r0", torch.float32)
+    return Case(m, [_rms(m.tensors[0], m.tensors[1])])
+
+
+@case
+def softmax_flat() -> Case:
+    x = randn(5, 33)
+    x[2] = float("-inf")
+    m = Make("p0 r0", [5, 33], "form=flat tile=p0:2,r0:all vector=r0")
+    a = m.load(x, P0 * 33 + R)
+    e = m.let("exp", m.let("sub", a, m.reduce("max", a, (1,))))
+    m.store(torch.zeros(5, 33), P0 * 33 + R, m.let("div", e, m.reduce("sum", e, (1,))))
+    return Case(m, [torch.softmax(x, -1)])
+
+
+@case
+def softmax_swept() -> Case:
+    x = randn(5, 50)
+    m = Make("p0 r0", [5, 50], "form=swept tile=p0:1,r0:16 vector=r0")
+    bx = m.buffer(x)
+
+    def load() -> int:
+        n = m._new({0, 1}, F32)
+        m.body.append(Load(n, bx, P0 * 50 + R, F32, (0, 1)))
+        return n
+
+    with m.sweep(1):
+        top = m.reduce("max", load(), (1,))
+    with m.sweep(1):
+        total = m.reduce("sum", m.let("exp", m.let("sub", load(), top)), (1,))
+    with m.sweep(1):
+        e = m.let("exp", m.let("sub", load(), top))
+        m.store(torch.zeros(5, 50), P0 * 50 + R, m.let("div", e, total))
+    return Case(m, [torch.softmax(x, -1)])
+
+
+@case
+def layernorm_flat() -> Case:
+    x, w, b = randn(4, 40), randn(40), randn(41)[:40].clone()
+    m = Make("p0 r0", [4, 40], "form=flat tile=p0:1,r0:all vector=r0")
+    a = m.load(x, P0 * 40 + R)
+    n = m.const(40.0)
+    centred = m.let("sub", a, m.let("div", m.reduce("sum", a, (1,)), n))
+    var = m.let("div", m.reduce("sum", m.let("mul", centred, centred), (1,)), n)
+    y = m.let("div", centred, m.let("sqrt", m.let("add", var, m.const(1e-5))))
+    y = m.let("add", m.let("mul", y, m.load(w, R)), m.load(b, R))
+    m.store(torch.zeros(4, 40), P0 * 40 + R, y)
+    return Case(m, [torch.nn.functional.layer_norm(x, (40,), w, b)])
+
+
+@case
+def column_sum() -> Case:
+    x = randn(37, 20)
+    m = Make("p0 r0", [20, 37], "form=swept tile=p0:8,r0:4 vector=p0")
+    with m.sweep(1):
+        a = m.load(x, R * 20 + P0)
+        total, least = m.reduce("sum", a, (1,)), m.reduce("min", a, (1,))
+    m.store(torch.zeros(20), P0, total)
+    m.store(torch.zeros(20), P0, least)
+    return Case(m, [x.sum(0), x.amin(0)], atol=1e-5)
+
+
+@case
+def block_quant() -> Case:
+    x = randn(3, 64)
+    m = Make("p0 j0 j1", [3, 4, 16], "form=flat tile=p0:2,j0:all,j1:all vector=j1")
+    at = P0 * 64 + axis(1) * 16 + axis(2)
+    a = m.load(x, at)
+    scale = m.let("div", m.reduce("max", m.let("abs", a), (2,)), m.const(448.0))
+    m.store(torch.zeros(3, 64, dtype=torch.float8_e4m3fn), at, m.let("div", a, scale))
+    m.store(torch.zeros(3, 4), P0 * 4 + axis(1), scale)
+    m.store(torch.zeros(3), P0, m.reduce("sum", a, (1, 2)))
+    y = x.view(3, 4, 16)
+    s = y.abs().amax(-1, keepdim=True) / 448.0
+    return Case(m, [(y / s).view(3, 64).to(torch.float8_e4m3fn), s[..., 0], x.sum(-1)], atol=1e-5)
+
+
+@case
+def arg_extremes() -> Case:
+    x = torch.tensor([[1.0, 3, 3, 0, 2], [float("-inf")] * 5, [0, float("nan"), 9, float("nan"), 1], [5, 5, 5, 5, 5]])
+    m = Make("p0 r0", [4, 5], "form=flat tile=p0:2,r0:all vector=r0")
+    a = m.load(x, P0 * 5 + R)
+    m.store(torch.zeros(4, dtype=torch.int64), P0, m.reduce("argmax", a, (1,), R))
+    m.store(torch.zeros(4, dtype=torch.int64), P0, m.reduce("argmin", a, (1,), R))
+    m.store(torch.zeros(4), P0, m.reduce("max", a, (1,)))
+    return Case(m, [x.argmax(-1), x.argmin(-1), x.amax(-1)])
+
+
+@case
+def arg_extremes_swept() -> Case:
+    x = torch.randint(0, 4, (3, 21), generator=torch.Generator().manual_seed(1))
+    m = Make("p0 r0", [3, 21], "form=swept tile=p0:1,r0:8 vector=r0")
+    with m.sweep(1):
+        a = m.load(x, P0 * 21 + R)
+        big, small = m.reduce("argmax", a, (1,), R), m.reduce("argmin", a, (1,), R)
+    m.store(torch.zeros(3, dtype=torch.int64), P0, big)
+    m.store(torch.zeros(3, dtype=torch.int64), P0, small)
+    return Case(m, [x.argmax(-1), x.argmin(-1)])
+
+
+@case
+def any_all_prod() -> Case:
+    x = randn(4, 11)
+    m = Make("p0 r0", [4, 11], "form=flat tile=p0:4,r0:all vector=r0")
+    a = m.load(x, P0 * 11 + R)
+    big = m.let("gt", a, m.const(-0.5), dtype=B1)
+    m.store(torch.zeros(4, dtype=torch.bool), P0, m.reduce("all", big, (1,)))
+    m.store(torch.zeros(4, dtype=torch.bool), P0, m.reduce("any", m.let("lt", a, m.const(-1.5), dtype=B1), (1,)))
+    m.store(torch.zeros(4), P0, m.reduce("prod", a, (1,)))
+    m.store(torch.zeros(4, dtype=torch.int64), P0, m.reduce("sum", m.let("cast", big, dtype=I64), (1,)))
+    return Case(m, [(x > -0.5).all(-1), (x < -1.5).any(-1), x.prod(-1), (x > -0.5).sum(-1)])
+
+
+@case
+def scans() -> Case:
+    x = randn(3, 12)
+    x[1, 4] = float("nan")
+    m = Make("p0 r0", [3, 12], "form=flat tile=p0:1,r0:all vector=r0")
+    a = m.load(x, P0 * 12 + R)
+    names = ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"]
+    for n in names:
+        m.store(torch.zeros(3, 12), P0 * 12 + R, m.scan(n, a, 1))
+    out = [getattr(torch, n)(x, -1) for n in names]
+    return Case(m, [o if isinstance(o, torch.Tensor) else o[0] for o in out])
+
+
+@case
+def scans_swept() -> Case:
+    x = randn(2, 21)
+    m = Make("p0 r0", [2, 21], "form=swept tile=p0:2,r0:8 vector=r0")
+    with m.sweep(1):
+        a = m.load(x, P0 * 21 + R)
+        for n in ("cumsum", "cummax", "logcumsumexp"):
+            m.store(torch.zeros(2, 21), P0 * 21 + R, m.scan(n, a, 1))
+    return Case(m, [x.cumsum(-1), x.cummax(-1)[0], x.logcumsumexp(-1)])
+
+
+@case
+def rotated_half() -> Case:
+    x = randn(5, 16)
+    m = Make("p0 p1", [5, 16], "form=flat tile=p0:4,p1:16 vector=p1")
+    high = m.load(x, P0 * 16 + P1 + 8, guard=(const(7) - P1,))
+    low = m.load(x, P0 * 16 + P1 - 8, guard=(P1 - 8,))
+    is_low = m.let("lt", m.let("index", dtype=I64, expr=P1), m.const(8, I64), dtype=B1)
+    m.store(torch.zeros(5, 16), P0 * 16 + P1, m.let("where", is_low, m.let("neg", high), low))
+    a, b = x.chunk(2, -1)
+    return Case(m, [torch.cat((-b, a), -1)])
+
+
+@case
+def gather_checked() -> Case:
+    table, ids = randn(10, 8), torch.tensor([3, 0, 9, 3, 12, -1, 5])
+    m = Make("p0 p1", [7, 8], "form=flat tile=p0:2,p1:8 vector=p1")
+    k = m.load(ids, P0)
+    m.check(value(k), const(10), "row out of range")
+    m.store(torch.zeros(7, 8), P0 * 8 + P1, m.load(table, value(k) * 8 + P1))
+    expected = torch.where(((ids >= 0) & (ids < 10))[:, None], table[ids.clamp(0, 9)], 0.0)
+    return Case(m, [expected], fault=1)
+
+
+@case
+def divisions_in_addresses() -> Case:
+    x = randn(6, 10)
+    m = Make("p0", [60], "form=flat tile=p0:16 vector=p0")
+    a = m.load(x, mod(P0, 6) * 10 + floordiv(P0, 6))
+    b = m.load(x, floordiv(P0 - 7, 2) + 4)
+    m.store(torch.zeros(60), P0, m.let("add", a, b))
+    return Case(m, [x.t().reshape(-1) + x.reshape(-1)[torch.div(torch.arange(60) - 7, 2, rounding_mode="floor") + 4]])
+
+
+@case
+def float8_rounding() -> Case:
+    x = torch.cat(
+        (randn(40) * 100, torch.tensor([448.0, 464, 465, 480, 1e6, float("inf"), float("-inf"), float("nan")]))
+    )
+    x = torch.cat((x, torch.tensor([57344.0, 61439, 61440, -61440, 65536, 1e-6, 0.0, -0.0, 2**-9, 2**-10, 3 * 2**-11])))
+    n = len(x)
+    m = Make("p0", [n], "form=flat tile=p0:16 vector=p0")
+    a = m.load(x, P0)
+    for d in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16):
+        m.store(torch.zeros(n, dtype=d), P0, a)
+    m.store(torch.zeros(n), P0, m.let("round", a, dtype=F32, dtype_=0))
+    last = m.body[-2]
+    assert isinstance(last, Let)
+    m.body[-2] = Let(last.out, "round", last.args, F32, last.span, (("dtype", DType.bf16),))
+    same = [x.to(d) for d in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)]
+    return Case(m, [*same, x.bfloat16().float()])
+
+
+@case
+def integers() -> Case:
+    a = torch.tensor([7, -7, 7, -7, 0, 5, -128, 127], dtype=torch.int8)
+    b = torch.tensor([2, 2, -2, -2, 3, 5, 3, -1], dtype=torch.int8)
+    m = Make("p0", [8], "form=flat tile=p0:8 vector=p0")
+    x, y = m.load(a, P0), m.load(b, P0)
+    ops = {
+        "floordiv": torch.div(a, b, rounding_mode="floor"),
+        "truncdiv": torch.div(a, b, rounding_mode="trunc"),
+        "remainder": torch.remainder(a, b),
+        "fmod": torch.fmod(a, b),
+        "add": a + b,
+        "mul": a * b,
+        "bit_xor": a ^ b,
+        "maximum": torch.maximum(a, b),
+        "sub": a - b,
+    }
+    for n in ops:
+        m.store(torch.zeros(8, dtype=torch.int8), P0, m.let(n, x, y))
+    two = m.const(2, DType.i8)
+    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("shl", x, two))
+    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("shr", x, two))
+    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("bit_not", x))
+    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("ipow", x, two))
+    m.store(torch.zeros(8), P0, m.let("cast", x, dtype=F32))
+    return Case(m, [*ops.values(), a << 2, a >> 2, ~a, a**2, a.float()])
+
+
+@case
+def float_to_narrow_integers() -> Case:
+    x = torch.tensor([1.9, -1.9, 255.0, 300.0, -1.0, 127.6, 0.0, 1e4])
+    m = Make("p0", [8], "form=flat tile=p0:8 vector=p0")
+    a = m.load(x, P0)
+    for d in (torch.uint8, torch.int32, torch.int64, torch.bool):
+        m.store(torch.zeros(8, dtype=d), P0, m.let("cast", a, dtype=TORCH[d]))
+    return Case(m, [x.to(torch.int64).to(torch.uint8), x.int(), x.long(), x.bool()])
+
+
+def philox4x32(counter: list[int], key: tuple[int, int]) -> list[int]:
+    """Ten rounds, from the published definition."""
+    c, (k0, k1), word = list(counter), key, 0xFFFFFFFF
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k0, b & word, (a >> 32) ^ c[3] ^ k1, a & word]
+        k0, k1 = (k0 + 0x9E3779B9) & word, (k1 + 0xBB67AE85) & word
+    return c
+
+
+@case
+def random_numbers() -> Case:
+    seed, offset, n, draw = 0x1234567_89ABCDEF, (5 << 32) | 77, 12, 3
+    m = Make("p0", [n], "form=flat tile=p0:4 vector=p0")
+    s, o = m.load(torch.tensor([seed]), const(0)), m.load(torch.tensor([offset]), const(0))
+    words = [philox4x32([i, 0, offset & 0xFFFFFFFF, draw], (seed & 0xFFFFFFFF, seed >> 32)) for i in range(n)]
+    a, b = (torch.tensor([w[k] for w in words]) for k in (0, 1))
+    u, v = (a >> 8).double() * 2.0**-24, (b >> 8).double() * 2.0**-24
+    normal = torch.sqrt(-2 * torch.log(1 - u)) * torch.cos(2 * torch.pi * v)
+    expected = [u.float(), normal.float(), (a >> 1).int()]
+    for op, d in (("rand", F32), ("randn", F32), ("randbits", I32), ("rand", F64), ("randbits", I64)):
+        k = m._new({0}, d)
+        m.body.append(Let(k, op, (s, o), d, (0,), (("draw", draw), ("dtype", d), ("linear", P0))))
+        m.store(torch.zeros(n, dtype={v: t for t, v in TORCH.items()}[d]), P0, k)
+    wide = [((w[0] << 32 | w[1]) >> 11) * 2.0**-53 for w in words]
+    expected += [torch.tensor(wide, dtype=torch.float64), torch.tensor([(w[1] << 32 | w[0]) >> 1 for w in words])]
+    return Case(m, expected)
+
+
+@case
+def two_row_dims_swept() -> Case:
+    x = randn(3, 6, 20)
+    m = Make("p0 j0 j1", [3, 6, 20], "form=swept tile=p0:1,j0:1,j1:8 vector=j1")
+    with m.sweep(1), m.sweep(2):
+        a = m.load(x, P0 * 120 + axis(1) * 20 + axis(2))
+        total = m.reduce("sum", a, (1, 2))
+        best = m.reduce("argmax", a, (1, 2), axis(1) * 20 + axis(2))
+    m.store(torch.zeros(3), P0, total)
+    m.store(torch.zeros(3, dtype=torch.int64), P0, best)
+    return Case(m, [x.sum((1, 2)), x.view(3, -1).argmax(-1)], atol=1e-5)
+
+
+@case
+def inner_sweep_of_outer_sweep() -> Case:
+    x = randn(2, 3, 10)
+    m = Make("p0 j0 j1", [2, 3, 10], "form=swept tile=p0:1,j0:1,j1:4 vector=j1")
+    with m.sweep(1):
+        with m.sweep(2):
+            total = m.reduce("sum", m.load(x, P0 * 30 + axis(1) * 10 + axis(2)), (2,))
+        m.store(torch.zeros(2, 3), P0 * 3 + axis(1), total)
+        top = m.reduce("max", total, (1,))
+    m.store(torch.zeros(2), P0, top)
+    return Case(m, [x.sum(-1), x.sum(-1).amax(-1)])
+
+
+def unary_operators() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Float operators with torch's function, checked at the same points."""
+    names = (
+        "neg abs sign sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+    )
+    names += "tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc isnan isinf signbit"
+    return {n: getattr(torch, n) for n in names.split()}
+
+
+def _unary(dtype: torch.dtype, rtol: float) -> Case:
+    x = torch.cat((randn(20) * 3, torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 0.5, 1.5, -2.5])))
+    x = torch.cat((x, torch.tensor([1e-38, 0.3, -0.999, 1.0]))).to(dtype)
+    m = Make("p0", [32], "form=flat tile=p0:32 vector=p0")
+    a = m.load(x, P0)
+    expected = []
+    for n, f in unary_operators().items():
+        y = f(x)
+        m.store(torch.zeros(32, dtype=y.dtype), P0, m.let(n, a, dtype=TORCH[y.dtype]))
+        expected.append(y)
+    return Case(m, expected, rtol=rtol, atol=rtol)
+
+
+@case
+def unary_f32() -> Case:
+    return _unary(torch.float32, 3e-6)
+
+
+@case
+def binary_f32() -> Case:
+    x = torch.cat((randn(20), torch.tensor([0.0, -0.0, float("nan"), 1.0, float("inf"), 5.5, -5.5, -5.5])))
+    y = torch.cat((randn(21)[:20], torch.tensor([0.0, -0.0, 1.0, float("nan"), 2.0, 2.0, 2.0, -2.0])))
+    m = Make("p0", [28], "form=flat tile=p0:32 vector=p0")
+    a, b = m.load(x, P0), m.load(y, P0)
+    ops = {
+        n: getattr(torch, n)
+        for n in [
+            "add",
+            "sub",
+            "mul",
+            "maximum",
+            "minimum",
+            "div",
+            "pow",
+            "atan2",
+            "copysign",
+            "hypot",
+            "nextafter",
+            "fmax",
+            "fmin",
+        ]
+    }
+    ops |= {"fmod_f": torch.fmod, "remainder_f": torch.remainder}
+    ops |= {n: getattr(torch, n) for n in ["eq", "ne", "lt", "le", "gt", "ge"]}
+    for n, f in ops.items():
+        d = f(x, y).dtype
+        m.store(torch.zeros(28, dtype=d), P0, m.let(n, a, b, dtype=TORCH[d]))
+    return Case(m, [f(x, y) for f in ops.values()])
+
+
+def run(name: str) -> str:
+    """Run one case in the interpreter; the text of what is wrong, or nothing."""
+    from triton_interpreter import run_interpreted
+
+    c = CASES[name]()
+    program = c.make.program(name)
+    try:
+        source = emit_triton(program, "kernel")
+        fault = run_interpreted(source, program, c.make.tensors, c.sizes)
+    except Exception:
+        return traceback.format_exc()[-1500:]
+    if fault != c.fault:
+        return f"fault {fault}, wanted {c.fault}"
+    outs = [t for t, b in zip(c.make.tensors, c.make.buffers, strict=True) if b.role == "out"]
+    for i, (got, want) in enumerate(zip(outs, c.expected, strict=True)):
+        g, w = got.double(), want.double()
+        ok = torch.allclose(g, w, rtol=c.rtol, atol=c.atol, equal_nan=True) and got.dtype is want.dtype
+        # the sign of zero counts as well
+        if not ok or not torch.equal(torch.signbit(g[w == 0]), torch.signbit(w[w == 0])):
+            bad = ~torch.isclose(g, w, rtol=c.rtol, atol=c.atol, equal_nan=True)
+            return f"output {i}: got {got[bad]}\nwanted {want[bad]}\n{got.dtype} {want.dtype}\n{source.text}"
+    return ""
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or CASES:
+        print(json.dumps({"case": each, "error": run(each)}), flush=True)

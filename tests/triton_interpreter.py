@@ -1,0 +1,82 @@
+"""Run an emitted Triton module on CPU tensors with Triton's interpreter (the process must start with TRITON_INTERPRET=1).
+
+The interpreter has no libdevice; the module gets a stand-in whose functions are torch's, so that rules that call it are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+from triton_module import load_module
+
+from plait.emit.triton import TritonSource
+from plait.ir.index import Atom
+from plait.tile.program import TileProgram
+
+_RENAMED = {"rint": "round", "hypot": "hypot", "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
+
+_NARROW = {
+    tl.bfloat16: (torch.bfloat16, np.uint16, float("inf")),
+    tl.float8e4nv: (torch.float8_e4m3fn, np.uint8, 448.0),
+    tl.float8e5: (torch.float8_e5m2, np.uint8, 57344.0),
+}
+_convert_float = interpreter._convert_float
+
+
+def _convert_as_hardware(data: Any, source: Any, to: Any, rounding: Any) -> Any:
+    """f32 to bf16 and fp8 as sm_90 does it: to nearest even, fp8 saturating. The interpreter's own cuts bits off."""
+    if source is not tl.float32 or to not in _NARROW:
+        return _convert_float(data, source, to, rounding)
+    dtype, raw, limit = _NARROW[to]
+    t = torch.from_numpy(np.ascontiguousarray(data)).clamp(-limit, limit).to(dtype)
+    return t.view(torch.int16 if raw is np.uint16 else torch.uint8).numpy().view(raw).reshape(np.shape(data))
+
+
+interpreter._convert_float = _convert_as_hardware
+
+
+class _Libdevice:
+    """libdevice by name, through torch."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            arrays = [np.asarray(a.handle.data) if isinstance(a, tl.core.tensor) else np.float32(a) for a in args]
+            first = next(a for a in args if isinstance(a, tl.core.tensor))
+            out = _apply(name, [torch.from_numpy(np.array(a)) for a in np.broadcast_arrays(*arrays)]).numpy()
+            scalar = first.dtype
+            kind = tl.block_type(scalar, list(out.shape)) if any(_is_block(a) for a in args) else scalar
+            return tl.core.tensor(TensorHandle(out, scalar), kind)
+
+        return call
+
+
+def _is_block(a: Any) -> bool:
+    return isinstance(a, tl.core.tensor) and a.type.is_block()
+
+
+def _apply(name: str, args: list[torch.Tensor]) -> torch.Tensor:
+    if name == "cospi":
+        return torch.cos(args[0].double() * torch.pi).to(args[0].dtype)
+    return getattr(torch, _RENAMED.get(name, name))(*args)
+
+
+def run_interpreted(
+    source: TritonSource, program: TileProgram, tensors: Sequence[torch.Tensor], sizes: dict[str, int]
+) -> int:
+    """Run; `tensors` are the buffers in order, outputs are written in place. Returns the failing code, or 0."""
+    module = load_module(source)
+    module.libdevice = _Libdevice()
+    fault = torch.zeros(1, dtype=torch.int32)
+    args: list[Any] = [*tensors, *(sizes[s] for s in program.symbols)]
+    if source.has_fault:
+        args.append(fault)
+    n = source.programs.evaluate({Atom.make("sym", k): v for k, v in sizes.items()})
+    if n:
+        getattr(module, source.name)[(n,)](*args)
+    return int(fault.item())

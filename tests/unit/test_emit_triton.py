@@ -1,0 +1,60 @@
+"""The Triton emitter: every case of tests/triton_cases run by Triton's interpreter against torch, and the tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton_cases
+
+from plait.emit.triton_ops import RULES, rule_of
+from plait.errors import LowerFailed, TableIncomplete
+from plait.ir.ops import OPS
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    env = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "triton_cases.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT)
+    out = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {"": done.stderr, **{r["case"]: r["error"] for r in out}}
+
+
+@pytest.mark.parametrize("name", list(triton_cases.CASES))
+def test_case(name: str, results: dict[str, str]) -> None:
+    assert name in results, results[""]
+    assert not results[name], results[name]
+
+
+def test_every_operator_has_a_rule() -> None:
+    missing = [n for n, d in OPS.items() if d.kind in ("map", "random") and n not in RULES]
+    assert not missing
+    with pytest.raises(TableIncomplete):
+        rule_of("no_such_operator")
+
+
+def test_scratch_is_refused() -> None:
+    from plait.emit.triton import emit_triton
+    from plait.ir.dtype import DType
+    from plait.ir.index import const
+    from plait.tile.program import Buffer, TileProgram
+    from plait.tile.schedule import Schedule
+
+    program = TileProgram("k", (), (Buffer("b", DType.f32, "scratch", const(4)),), (), (), Schedule())
+    with pytest.raises(LowerFailed):
+        emit_triton(program, "k")
