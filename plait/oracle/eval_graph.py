@@ -8,20 +8,24 @@ Modes say how floats are held:
     float64  floats in double and casts from float to float do not round: the reference of oracle/compare.
              Integers, and operators defined by the bits of a type (bitcast, nextafter), keep their type's meaning
 
-Addresses are checked as they are used: an index out of bounds where its guard holds is CheckFailed T1 when it speaks of
+Random numbers depend on the seed and on positions only. Addresses are checked as they are used: an index out of bounds where its guard holds is CheckFailed T1 when it speaks of
 axes only, and IndexError, as in eager, when data decided it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from plait.errors import CheckFailed, TableIncomplete
+from plait.frontend.externs import instantiate, resolve
 from plait.ir import index as ix
+from plait.ir.bindings import Number, bind_symbols, names_of
 from plait.ir.dtype import DType
 from plait.ir.graph import Graph, Node, Output, Read, Shape, contiguous_strides
 from plait.ir.index import Atom, Expr
@@ -38,17 +42,18 @@ from plait.oracle.semantics import (
 )
 
 Argument = Tensor | bool | int | float
+Attributes = Mapping[str, Any]  # the module attributes a graph names: constants, subgraphs
 MODES = ("eager", "fused", "float64")
 
 
 @dataclass(frozen=True)
 class Value:
     """A node's value. `rounded` differs from `wide` only in mode "fused", for values an implicit cast left unrounded.
-    An extern with several results has them all in `items`."""
+    `items` are an extern's results as its operator gave them."""
 
     wide: Tensor
     rounded: Tensor
-    items: tuple[Tensor, ...] = ()
+    items: tuple[Any, ...] = ()
 
 
 def evaluate(
@@ -56,7 +61,7 @@ def evaluate(
     inputs: Sequence[Argument],
     *,
     dtype_mode: str = "eager",
-    constants: Mapping[str, Tensor] | None = None,
+    constants: Attributes | None = None,
 ) -> list[Tensor]:
     """One tensor for each of `graph.outputs`, in order, with the strides wanted (those that write to an input included;
     the inputs themselves are left as they are)."""
@@ -69,7 +74,7 @@ def evaluate_nodes(
     inputs: Sequence[Argument],
     *,
     dtype_mode: str = "eager",
-    constants: Mapping[str, Tensor] | None = None,
+    constants: Attributes | None = None,
 ) -> dict[Node, Tensor]:
     """The value of every node, over its shape: for looking inside."""
     run = evaluation(graph, inputs, dtype_mode=dtype_mode, constants=constants)
@@ -81,7 +86,7 @@ def evaluation(
     inputs: Sequence[Argument],
     *,
     dtype_mode: str = "eager",
-    constants: Mapping[str, Tensor] | None = None,
+    constants: Attributes | None = None,
 ) -> Evaluation:
     """Run the whole graph; ask the result for outputs and values."""
     if dtype_mode not in MODES:
@@ -96,23 +101,33 @@ def evaluation(
 class Evaluation:
     """One run of a Graph: concrete sizes, and the value of every node computed so far."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[Argument], mode: str, constants: Mapping[str, Tensor]) -> None:
-        self.graph, self.inputs, self.mode, self.constants = graph, inputs, mode, constants
+    def __init__(self, graph: Graph, inputs: Sequence[Argument], mode: str, constants: Attributes) -> None:
+        self.graph, self.mode, self.constants = graph, mode, constants
+        arguments = dict(enumerate(inputs))
+        arguments.update({position: constants[name] for position, name in graph.constants.items()})
+        self.arguments: list[Argument] = [arguments[k] for k in range(len(arguments))]
         self.values: dict[Node, Value] = {}
-        self.symbols: dict[Atom, IndexValue] = {
-            Atom.make("sym", name): self._bind(how) for name, how in graph.bindings.items()
-        }
+        self.numbers: dict[str, Number] = {}
+        self.symbols: dict[Atom, IndexValue] = {}
         self._input_of = {i.node: i for i in graph.inputs}
+        self._bind()
 
     # ------------------------------------------------------------------------------------------ sizes and types
-    def _bind(self, how: tuple[object, ...]) -> int:
-        source, position = how[0], how[1]
-        assert isinstance(position, int)
-        argument = self.inputs[position]
-        if source == "scalar":
-            return int(argument)
-        assert isinstance(argument, Tensor) and isinstance(how[2], int)
-        return argument.shape[how[2]] if source == "size" else argument.stride(how[2])
+    def _bind(self) -> None:
+        """Give every symbol its value that can have one by now."""
+        ready: dict[str, tuple[Any, ...]] = {}
+        for name, how in self.graph.bindings.items():
+            waits = how[0] == "extern" and how[1] not in self.values
+            if not waits and (how[0] != "derived" or names_of(how[1]) <= ready.keys()):
+                ready[name] = how
+
+        def of_extern(node: Node, item: int, dim: int | None) -> Number:
+            found = self.values[node].items[item]
+            number: Number = found.item() if isinstance(found, Tensor) and dim is None else found
+            return number if dim is None else found.shape[dim]
+
+        self.numbers = bind_symbols(ready, self.arguments, of_extern)
+        self.symbols = {Atom.make("sym", k): v for k, v in self.numbers.items() if isinstance(v, int)}
 
     def size(self, e: Expr) -> int:
         """An axis-free expression at the sizes of this run."""
@@ -125,7 +140,7 @@ class Evaluation:
         return [self.size(n) for n in shape]
 
     def held(self, dtype: DType) -> torch.dtype:
-        """The torch type values of `dtype` are held in."""
+        """The torch type values of `dtype` are held in (KeyError for DType.other, which is only passed on)."""
         return torch.float64 if self.mode == "float64" and dtype.is_float else TORCH[dtype]
 
     # ------------------------------------------------------------------------------------------ nodes
@@ -136,7 +151,7 @@ class Evaluation:
         if node.kind == "extern":
             return self._extern(node)
         if node.op == "project":
-            return _plain(self._as_held(self.values[node.reads[0].source].items[node.attr("item")], node.dtype))
+            return _plain(self._as_held(self.values[node.reads[0].source].items[node.attr("item")].cpu(), node.dtype))
         extents = self.sizes(node.axes)
         wide = self._apply(node, extents, rounded=node.defn.discontinuous)
         if self.mode != "fused" or not self._may_be_unrounded(node):
@@ -158,27 +173,26 @@ class Evaluation:
         )
 
     def _input(self, node: Node) -> Tensor:
-        if node in self._input_of:
-            given = self.inputs[self._input_of[node].position]
-        else:
-            given = self.constants[node.attr("name")]
+        given = self.arguments[self._input_of[node].position]
         if not isinstance(given, Tensor):
             return torch.tensor(given, dtype=self.held(node.dtype))
         wanted = self.sizes(node.axes)
-        if list(given.shape) != wanted or given.dtype is not TORCH[node.dtype]:
+        known = node.dtype is DType.other or given.dtype is TORCH[node.dtype]
+        if list(given.shape) != wanted or not known:
             raise ValueError(
-                f"input {node.attr('name')}: got {given.dtype} {list(given.shape)}, "
-                f"the graph wants {TORCH[node.dtype]} {wanted}"
+                f"input {node.attr('name')}: got {given.dtype} {list(given.shape)}, the graph wants {node.dtype} {wanted}"
             )
-        return given.detach().cpu().to(self.held(node.dtype))
+        return self._as_held(given.detach().cpu(), node.dtype)
 
     def _as_held(self, x: Tensor, dtype: DType) -> Tensor:
-        return x.to(self.held(dtype))
+        return x if dtype is DType.other else x.to(self.held(dtype))
 
     def _apply(self, node: Node, extents: list[int], *, rounded: bool) -> Tensor:
         if node.op == "pieces":
             return self._pieces(node, extents, rounded)
         reads = _Operands(self, node.reads, extents, rounded)
+        if node.op == "gather":
+            return reads[0].expand(extents)
         x = [reads[k].expand(extents) for k in range(len(node.reads))]
         if node.kind == "reduce":
             return reduce_trailing(node.op, x[0], node.reduce)
@@ -233,17 +247,19 @@ class Evaluation:
 
     # ------------------------------------------------------------------------------------------ externs and outputs
     def _extern(self, node: Node) -> Value:
-        # imported here because the frontend's table of externs imports much of torch
-        from plait.frontend.externs import instantiate
-
         operands = [self.operand(r) for r in node.reads]
-        function: Callable[..., object] = instantiate(node, self.size)
-        results = function(*operands)
+        args, kwargs = instantiate(node.attr("template"), operands, self.size, self.constants.__getitem__)
+        if self.mode == "float64":
+            args, kwargs = pytree.tree_map(_double_type, (args, kwargs))
+        results = resolve(node.attr("target"))(*args, **kwargs)
         items = tuple(results) if isinstance(results, (tuple, list)) else (results,)
-        tensors = tuple(i for i in items if isinstance(i, Tensor))
-        assert len(tensors) == len(items), f"{node.attr('target')} returned something that is not a tensor"
-        first = self._as_held(tensors[0], node.dtype)
-        return Value(first, first, tensors)
+        tensor = next((i for i in items if isinstance(i, Tensor)), torch.empty(0))
+        first = self._as_held(tensor.detach().cpu(), node.dtype)
+        # symbols that are this call's sizes or results wait for it
+        self.values[node] = Value(first, first, items)
+        if any(how[0] == "extern" and how[1] is node for how in self.graph.bindings.values()):
+            self._bind()
+        return self.values[node]
 
     def operand(self, read: Read) -> Tensor:
         """A read that has its own domain, as a tensor with the strides it is owed."""
@@ -259,6 +275,30 @@ class Evaluation:
         extents = self.sizes(domain)
         found = _Operands(self, (o.read,), extents, True)[0].expand(extents)
         return _strided(found, self.sizes(o.strides))
+
+    def returned(self) -> tuple[Any, ...]:
+        """What the compiled call returns, after writing mutated inputs back into the arguments given."""
+        outs = [None if o.writes_to is None else self.output(o) for o in self.graph.outputs]
+        for o, x in zip(self.graph.outputs, outs, strict=True):
+            if o.writes_to is not None and x is not None:
+                target = self.arguments[o.writes_to]
+                assert isinstance(target, Tensor)
+                target.detach().copy_(x)
+        return tuple(self._returned(how) for how in self.graph.returns)
+
+    def _returned(self, how: tuple[Any, ...]) -> Any:
+        if how[0] in ("tensor", "item"):
+            found = self.output(self.graph.outputs[how[1]])
+            return found if how[0] == "tensor" else found.item()
+        if how[0] == "input":
+            return self.arguments[how[1]]
+        if how[0] == "scalar":
+            return self.size(how[1]) if isinstance(how[1], Expr) else self.numbers[how[1]]
+        return None if how[0] == "none" else how[1]
+
+
+def _double_type(x: Any) -> Any:
+    return torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
 def _plain(x: Tensor) -> Value:
