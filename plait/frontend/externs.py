@@ -26,7 +26,7 @@ from plait.frontend.context import Context, Tensor, to_dtype, whole
 from plait.frontend.sizes import Sizes
 from plait.ir.bindings import Number, sym_values
 from plait.ir.dtype import DType
-from plait.ir.graph import Node, Read, Shape, contiguous_strides
+from plait.ir.graph import Arg, Node, Read, Shape, contiguous_strides
 from plait.ir.index import Expr
 
 _CONTRACT_NAMES = """mm addmm bmm baddbmm convolution convolution_backward _convolution conv1d conv2d conv3d
@@ -38,13 +38,6 @@ masked_scatter index_reduce embedding_dense_backward as_strided_scatter put _uns
 _CONTRACT, _SCATTER = frozenset(_CONTRACT_NAMES.split()), frozenset(_SCATTER_NAMES.split())
 _ATTENTION_PREFIXES = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _PURE_NAMESPACES = ("aten", "prims")
-
-
-@dataclass(frozen=True, slots=True)
-class Arg:
-    """The place of operand `k` in a template."""
-
-    k: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,13 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Arg:
+    """The place of operand `k` in the template of an extern."""
+
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where a tensor's elements are: strides and offset in elements."""
 
@@ -208,6 +215,12 @@ class Builder:
     def count(self) -> int:
         """How many nodes there are; also the serial of the next."""
         return self._count
+
+    def continue_at(self, serial: int) -> None:
+        """Give the next new node this serial (or a later one): for parsers, which keep the numbers they read."""
+        if serial < self._count:
+            raise ValueError(f"serial {serial} comes after {self._count - 1}")
+        self._count = serial
 
     def since(self, count: int) -> list[Node]:
         """Nodes made after `count` was read, in order."""
