@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from plait.ir.dtype import DType
@@ -139,14 +139,23 @@ def _symbol(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ expressions
-def print_expr(e: Expr) -> str:
-    """Sums of products in usual precedence: i0*64 + i1 - 1, (i0//4), ((i0 + 1)%s0)."""
+def leaf_name(a: Atom) -> str:
+    """How a Graph's text writes an axis, a value or a symbol."""
+    if a.kind == "axis":
+        return f"i{a.args[0]}"
+    if a.kind == "value":
+        return f"v{a.args[0]}"
+    return _symbol(str(a.args[0]))
+
+
+def print_expr(e: Expr, leaf: Callable[[Atom], str] = leaf_name) -> str:
+    """Sums of products in usual precedence: 64*i0 + i1 - 1, (i0//4), ((i0 + 1)%s0). `leaf` names the leaves."""
     if not e.terms:
         return "0"
     out = ""
     for monomial, c in e.terms:
         sign = "-" if c < 0 else "+"
-        factors = [_atom(a) for a in monomial]
+        factors = [_atom(a, leaf) for a in monomial]
         if abs(c) != 1 or not factors:
             factors.insert(0, str(abs(c)))
         product = "*".join(factors)
@@ -154,21 +163,17 @@ def print_expr(e: Expr) -> str:
     return out
 
 
-def _atom(a: Atom) -> str:
-    if a.kind == "axis":
-        return f"i{a.args[0]}"
-    if a.kind == "value":
-        return f"v{a.args[0]}"
-    if a.kind == "sym":
-        return _symbol(str(a.args[0]))
+def _atom(a: Atom, leaf: Callable[[Atom], str]) -> str:
+    if a.kind not in ("div", "mod"):
+        return leaf(a)
     x, y = a.args
     assert isinstance(x, Expr) and isinstance(y, Expr)
-    return f"({_operand(x)}{'//' if a.kind == 'div' else '%'}{_operand(y)})"
+    return f"({_operand(x, leaf)}{'//' if a.kind == 'div' else '%'}{_operand(y, leaf)})"
 
 
-def _operand(e: Expr) -> str:
+def _operand(e: Expr, leaf: Callable[[Atom], str]) -> str:
     """A side of a division, in parentheses unless it is a single leaf or a plain number."""
-    text = print_expr(e)
+    text = print_expr(e, leaf)
     simple = (e.const is not None and e.const >= 0) or (
         len(e.terms) == 1 and e.terms[0][1] == 1 and len(e.terms[0][0]) == 1
     )
