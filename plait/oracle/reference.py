@@ -16,17 +16,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
-def reference(fn: Callable[..., Any], args: Sequence[Any], *, with_args: bool = False) -> Any:
+def reference(fn: Callable[..., Any], args: Sequence[Any], *, with_args: bool = False, all_double: bool = False) -> Any:
     """The result of `fn(*args)` in float64. Modules (fn itself, the owner of a bound method, arguments) are copied and
     cast, float tensors too; nothing that was passed in changes. `with_args`: also the arguments after the call.
 
     Programs that name a float type themselves may mix it with double and fail; they are run again with every float made
-    double at each operator, so that their own casts no longer round."""
+    double at each operator, so that their own casts no longer round. `all_double`: run them so at once, which programs
+    that compute in float32 by name (`x.float()`) without mixing need for a reference that is better than themselves."""
     try:
-        return _run(fn, args, None, with_args)
-    except (RuntimeError, TypeError):
-        with _AllDouble():  # type: ignore[no-untyped-call]
+        if not all_double:
             return _run(fn, args, None, with_args)
+    except (RuntimeError, TypeError):
+        pass
+    with _AllDouble():  # type: ignore[no-untyped-call]
+        return _run(fn, args, None, with_args)
 
 
 def perturbed(fn: Callable[..., Any], args: Sequence[Any], seed: int) -> Any:
