@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,8 +28,7 @@ def reference(fn: Callable[..., Any], args: Sequence[Any], *, with_args: bool = 
             return _run(fn, args, None, with_args)
     except (RuntimeError, TypeError):
         pass
-    with _AllDouble():  # type: ignore[no-untyped-call]
-        return _run(fn, args, None, with_args)
+    return _run(fn, args, None, with_args, all_double=True)
 
 
 def perturbed(fn: Callable[..., Any], args: Sequence[Any], seed: int) -> Any:
@@ -38,8 +37,7 @@ def perturbed(fn: Callable[..., Any], args: Sequence[Any], seed: int) -> Any:
     try:
         return _run(fn, args, generator, False)
     except (RuntimeError, TypeError):
-        with _AllDouble():  # type: ignore[no-untyped-call]
-            return _run(fn, args, generator, False)
+        return _run(fn, args, generator, False, all_double=True)
 
 
 def noise_of(fn: Callable[..., Any], args: Sequence[Any], exact: Any, runs: int = 2) -> list[float]:
@@ -56,7 +54,13 @@ def noise_of(fn: Callable[..., Any], args: Sequence[Any], exact: Any, runs: int 
     return out
 
 
-def _run(fn: Callable[..., Any], args: Sequence[Any], generator: torch.Generator | None, with_args: bool) -> Any:
+def _run(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    generator: torch.Generator | None,
+    with_args: bool,
+    all_double: bool = False,
+) -> Any:
     def widen(x: Any) -> Any:
         if isinstance(x, Tensor):
             return _double(x, generator)
@@ -68,7 +72,8 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], generator: torch.Generator
     elif isinstance(owner, torch.nn.Module) and isinstance(fn, types.MethodType):
         fn = types.MethodType(fn.__func__, _double_module(owner, generator))
     wide_args = pytree.tree_map(widen, list(args))
-    with _default_double():
+    # the copies above are made outside the mode, in which a module's own tensors cannot be copied
+    with _default_double(), _AllDouble() if all_double else nullcontext():  # type: ignore[no-untyped-call]
         result = fn(*wide_args)
     return (result, wide_args) if with_args else result
 

@@ -90,7 +90,7 @@ def judge(got: Any, eager: Any, exact: Any, name: str = "out") -> Verdict:
     step = g.numel() // _JUDGED * 2 + 1
     places = [torch.arange(0, g.numel(), step, device=g.device)]
     for t in (g, e):
-        worst = int((t.double() - x).abs().nan_to_num(posinf=0.0).argmax())
+        worst = int((t.double() - x.double()).abs().nan_to_num(posinf=0.0).argmax())
         places.append(torch.arange(max(0, worst - 512), min(g.numel(), worst + 512), device=g.device))
     index = torch.cat(places)
     return compare(g[index], e[index], x[index], name=name)
