@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from plait.errors import CheckFailed
 from plait.ir.graph import Graph, Node, identity
 from plait.plan.align import FUSIBLE, Aligner, Alignment
 from plait.plan.cost import CostModel
 from plait.plan.device import DeviceSpec
+from plait.plan.islands import Keys, islands
 from plait.plan.legality import Context, why_not
 from plait.plan.plan import Decision, Group, Plan
 from plait.plan.reasons import Reason, Why
@@ -37,7 +39,25 @@ class _Part:
 
 def make_plan(graph: Graph, spec: DeviceSpec, fits: Callable[[Alignment], Reason | None], *, fuse: bool = True) -> Plan:
     """Plan a graph. `fits` says why no schedule fits a group, or None; `fuse=False` gives every operation its own kernel."""
-    return _Search(graph, spec, fits, fuse).run()
+    setting = Setting(graph, spec, fits)
+    planned: dict[tuple[object, ...], tuple[list[tuple[int, int]], list[tuple[int, int, Decision]]]] = {}
+    keys = Keys(setting.inline, setting.demanded, setting.users)
+    alignments: list[Alignment] = []
+    decisions: list[Decision] = []
+    for island in islands(graph, setting.nodes, setting.users, setting.fusible, setting.model.size):
+        search = _Search(setting, island)
+        key = keys.key(island)
+        if key not in planned:
+            if fuse:
+                search.contract_chains()
+                search.merge_best_first()
+            local = {n: i for i, n in enumerate(island)}
+            planned[key] = search.merges, [(local[d.producer], local[d.consumer], d) for d in search.decisions]
+        else:
+            search.replay(planned[key][0])
+        alignments += [part.alignment for part in search.parts.values()]
+        decisions += [replace(d, producer=island[p], consumer=island[c]) for p, c, d in planned[key][1]]
+    return _finish(setting, alignments, decisions)
 
 
 def inline_nodes(graph: Graph) -> frozenset[Node]:
@@ -51,9 +71,11 @@ def inline_nodes(graph: Graph) -> frozenset[Node]:
     return frozenset(depth)
 
 
-class _Search:
-    def __init__(self, graph: Graph, spec: DeviceSpec, fits: Callable[[Alignment], Reason | None], fuse: bool) -> None:
-        self.graph, self.spec, self.fuse = graph, spec, fuse
+class Setting:
+    """What all searches of one graph share."""
+
+    def __init__(self, graph: Graph, spec: DeviceSpec, fits: Callable[[Alignment], Reason | None]) -> None:
+        self.graph = graph
         self.nodes = graph.nodes()
         self.positions = {n: i for i, n in enumerate(self.nodes)}
         self.users = graph.users()
@@ -70,19 +92,7 @@ class _Search:
         self.model = CostModel(graph, spec, self.stored)
         self.laws = Context(self.model, fits, _MAX_ARGUMENTS, _MAX_NODES)
         self.aligner = Aligner()
-        self.part_of: dict[Node, int] = {}
-        self.parts: dict[int, _Part] = {}
-        self.next_part = len(self.nodes)
-        self.decisions: list[Decision] = []
 
-    def run(self) -> Plan:
-        self.start()
-        if self.fuse:
-            self.contract_chains()
-            self.merge_best_first()
-        return self.finish()
-
-    # ---------------------------------------------------------------- state
     def fusible(self, n: Node) -> bool:
         """Nodes that kernels are made of; inline ones only when somebody needs them in memory."""
         return n.kind in FUSIBLE and (n not in self.inline or n in self.demanded)
@@ -95,31 +105,48 @@ class _Search:
                 out.append(n)
         return sorted(out, key=lambda n: n.serial)
 
-    def start(self) -> None:
-        """One part a node; externs and sources are parts too (for cycles), but never merged."""
-        index = self.positions
-        below = [0] * len(self.nodes)
-        for n in reversed(self.nodes):
-            i = index[n]
-            for u in self.users[n]:
-                below[i] |= below[index[u]] | (1 << index[u])
-        for n in self.nodes:
-            i = index[n]
-            self.part_of[n] = i
-            if self.fusible(n):
-                al = self.aligner.single(n)
-                self.parts[i] = _Part(al, self.model.time(al), below[i])
-            else:
-                self.parts[i] = _Part(Alignment((n,), {}, {}, {}, {}, {}, frozenset()), 0.0, below[i])
+
+class _Search:
+    """Merges the nodes of one island."""
+
+    def __init__(self, setting: Setting, island: list[Node]) -> None:
+        self.setting, self.nodes = setting, island
+        self.model, self.laws, self.demanded = setting.model, setting.laws, setting.demanded
+        self.inline, self.fusible = setting.inline, setting.fusible
+        self.positions = {n: i for i, n in enumerate(island)}
+        self.users = {n: [u for u in setting.users[n] if u in self.positions] for n in island}
+        self.readers: dict[Node, list[Node]] = {}
+        for n in island:
+            for s in dict.fromkeys(r.source for r in n.reads):
+                self.readers.setdefault(s, []).append(n)
+        self.next_part = len(island)
+        self.decisions: list[Decision] = []
+        self.merges: list[tuple[int, int]] = []  # (node, node) positions whose parts were joined, in order
+        below = [0] * len(island)
+        for i in reversed(range(len(island))):
+            for u in self.users[island[i]]:
+                j = self.positions[u]
+                below[i] |= below[j] | (1 << j)
+        self.part_of = dict(self.positions)
+        self.parts: dict[int, _Part] = {}
+        for i, n in enumerate(island):
+            al = setting.aligner.single(n)
+            self.parts[i] = _Part(al, self.model.time(al), below[i])
+
+    def replay(self, merges: list[tuple[int, int]]) -> None:
+        """Merge as an equal island was merged."""
+        for p, c in merges:
+            a, b = self.part_of[self.nodes[p]], self.part_of[self.nodes[c]]
+            self.join(a, b, self.merged(a, b), p, c)
 
     # ---------------------------------------------------------------- merging
     def contract_chains(self) -> None:
         """Pointwise nodes with a single pointwise reader that reads them point by point: always one kernel."""
         for n in self.nodes:
-            if n.kind != "map" or not self.fusible(n) or n in self.demanded or len(self.users[n]) != 1:
+            if n.kind != "map" or n in self.demanded or len(self.setting.users[n]) != 1 or not self.users[n]:
                 continue
             (u,) = self.users[n]
-            if u.kind != "map" or not self.fusible(u) or len(u.axes) != len(n.axes):
+            if u.kind != "map" or len(u.axes) != len(n.axes):
                 continue
             same = (
                 all(r.index == identity(n.shape) and not r.guard for r in u.reads if r.source is n) and u.axes == n.axes
@@ -127,7 +154,7 @@ class _Search:
             if same and not self.makes_cycle(self.part_of[n], self.part_of[u]):
                 al = self.merged(self.part_of[n], self.part_of[u])
                 if len(al.nodes) <= _MAX_NODES and why_not(self.laws, al) is None:
-                    self.join(self.part_of[n], self.part_of[u], al)
+                    self.join(self.part_of[n], self.part_of[u], al, self.positions[n], self.positions[u])
                     self.decisions.append(Decision(n, u, None))
 
     def merge_best_first(self) -> None:
@@ -150,7 +177,7 @@ class _Search:
             decision, al = self.judge(p, c, a, b)
             judged[(min(a, b), max(a, b))] = decision
             if al is not None:
-                self.join(a, b, al)
+                self.join(a, b, al, ps, cs)
                 for n in al.nodes:
                     self.push_around(heap, n)
         self.decisions += self.standing(judged.values())
@@ -169,32 +196,28 @@ class _Search:
 
     def push_around(self, heap: list[tuple[float, int, int, int, int]], n: Node) -> None:
         """Candidates that involve n."""
-        if self.fusible(n):
-            for r in n.reads:
-                if self.fusible(r.source) and r.source not in self.inline:
-                    self.push(heap, r.source, n)
-                elif r.source.kind != "map":
-                    siblings = [u for u in self.users[r.source] if u is not n and self.fusible(u)]
-                    for u in siblings[:_MAX_SIBLINGS]:
-                        self.push(heap, n, u)
-            for u in self.users[n]:
-                if self.fusible(u):
-                    self.push(heap, n, u)
-            readers = [u for u in self.users[n] if self.fusible(u)][:_MAX_SIBLINGS]
-            for x, y in itertools.pairwise(readers):
-                self.push(heap, x, y)
+        for r in n.reads:
+            if r.source in self.positions:
+                self.push(heap, r.source, n)
+            elif r.source.kind != "map":
+                for u in self.readers[r.source][:_MAX_SIBLINGS]:
+                    if u is not n:
+                        self.push(heap, min(n, u, key=_serial), max(n, u, key=_serial))
+        for u in self.users[n]:
+            self.push(heap, n, u)
+        for x, y in itertools.pairwise(self.users[n][:_MAX_SIBLINGS]):
+            self.push(heap, x, y)
 
     def push(self, heap: list[tuple[float, int, int, int, int]], p: Node, c: Node) -> None:
         a, b = self.part_of[p], self.part_of[c]
         if a != b:
-            # serial numbers may have gaps after rewriting: positions in self.nodes are what the heap names
             heapq.heappush(heap, (-self.saving(p, c), self.positions[p], self.positions[c], a, b))
 
     def saving(self, p: Node, c: Node) -> float:
         """Bytes that fusing the pair is likely to save: the order of trying, not the judgement."""
         if any(r.source is p for r in c.reads):
             size = self.model.size(p.shape) * p.dtype.nbytes
-            return size * (2.0 if len(self.users[p]) == 1 and p not in self.demanded else 1.0)
+            return size * (2.0 if len(self.setting.users[p]) == 1 and p not in self.demanded else 1.0)
         shared = {r.source for r in p.reads} & {r.source for r in c.reads}
         return sum(self.model.size(s.shape) * s.dtype.nbytes for s in shared)
 
@@ -212,7 +235,7 @@ class _Search:
         return Decision(p, c, reason, apart, together, stake), al if reason is None else None
 
     def merged(self, a: int, b: int) -> Alignment:
-        return self.aligner.merge(self.parts[a].alignment, self.parts[b].alignment)
+        return self.setting.aligner.merge(self.parts[a].alignment, self.parts[b].alignment)
 
     def makes_cycle(self, a: int, b: int) -> bool:
         """True when some third part lies between the two."""
@@ -228,8 +251,9 @@ class _Search:
                     return True
         return False
 
-    def join(self, a: int, b: int, al: Alignment) -> None:
-        """Make one part of two; whoever is above either is now above both."""
+    def join(self, a: int, b: int, al: Alignment, p: int, c: int) -> None:
+        """Make one part of two (those of nodes p and c); whoever is above either is now above both."""
+        self.merges.append((p, c))
         both = (1 << a) | (1 << b)
         below = (self.parts[a].below | self.parts[b].below) & ~both
         del self.parts[a], self.parts[b]
@@ -242,59 +266,77 @@ class _Search:
         for n in al.nodes:
             self.part_of[n] = number
 
-    # ---------------------------------------------------------------- result
-    def finish(self) -> Plan:
-        order = self.topological_parts()
-        groups: list[Group] = []
-        group_of: dict[Node, Group] = {}
-        for i in order:
-            al = self.parts[i].alignment
-            first = al.nodes[0]
-            if first.kind in ("source", "project") or (first in self.inline and first not in self.demanded):
+
+def _serial(n: Node) -> int:
+    return n.serial
+
+
+# -------------------------------------------------------------------------------------------------------------- result
+def _finish(setting: Setting, alignments: list[Alignment], decisions: list[Decision]) -> Plan:
+    """Order the groups, and decide the pairs that were never candidates: those with an ATen call, or one between them."""
+    part_of = {n: i for i, al in enumerate(alignments) for n in al.nodes}
+    loose = [n for n in setting.nodes if n not in part_of]
+    for n in loose:
+        part_of[n] = len(alignments)
+        alignments.append(Alignment((n,), {}, {}, {}, {}, {}, frozenset()))
+    groups: list[Group] = []
+    group_of: dict[Node, Group] = {}
+    for i in _topological(setting, alignments, part_of):
+        al = alignments[i]
+        first = al.nodes[0]
+        if first.kind == "extern":
+            group = Group(len(groups), "extern", al.nodes, al.nodes)
+        elif setting.fusible(first):
+            stored = tuple(setting.stored(frozenset(al.nodes)))
+            cost = setting.model.cost(al)
+            group = Group(len(groups), "kernel", al.nodes, stored, al, cost, cost.time_on(setting.model.spec))
+        else:
+            continue
+        groups.append(group)
+        group_of.update(dict.fromkeys(al.nodes, group))
+    decided = {(d.producer, d.consumer) for d in decisions}
+    decisions = decisions + _never_candidates(setting, part_of, decided)
+    return Plan(setting.graph, tuple(groups), setting.inline, tuple(decisions), group_of)
+
+
+def _topological(setting: Setting, alignments: list[Alignment], part_of: dict[Node, int]) -> list[int]:
+    """Parts, producers first; among the ready ones the earliest in program order."""
+    needs: list[set[int]] = [set() for _ in alignments]
+    after: list[set[int]] = [set() for _ in alignments]
+    for n in setting.nodes:
+        for u in setting.users[n]:
+            a, b = part_of[n], part_of[u]
+            if a != b:
+                needs[b].add(a)
+                after[a].add(b)
+    last = [setting.positions[al.nodes[-1]] for al in alignments]
+    ready = [(last[i], i) for i, sources in enumerate(needs) if not sources]
+    heapq.heapify(ready)
+    out: list[int] = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        out.append(i)
+        for b in sorted(after[i]):
+            needs[b].discard(i)
+            if not needs[b]:
+                heapq.heappush(ready, (last[b], b))
+    if len(out) != len(alignments):
+        raise CheckFailed("plan", "P2", "groups depend on each other in a circle")
+    return out
+
+
+def _never_candidates(setting: Setting, part_of: dict[Node, int], decided: set[tuple[Node, Node]]) -> list[Decision]:
+    """Refusals of neighbouring pairs that no search looked at."""
+    out: list[Decision] = []
+    for n in setting.nodes:
+        for s in dict.fromkeys(r.source for r in n.reads):
+            source = s.reads[0].source if s.kind == "project" else s
+            if source.kind == "source" or n.kind == "project" or part_of[source] == part_of[n]:
                 continue
-            if first.kind == "extern":
-                group = Group(len(groups), "extern", al.nodes, al.nodes)
-            else:
-                stored = tuple(self.stored(frozenset(al.nodes)))
-                group = Group(len(groups), "kernel", al.nodes, stored, al, self.model.cost(al), self.parts[i].ns)
-            groups.append(group)
-            group_of.update(dict.fromkeys(al.nodes, group))
-        return Plan(self.graph, tuple(groups), self.inline, tuple(self.refused_externs() + self.decisions), group_of)
-
-    def topological_parts(self) -> list[int]:
-        """Parts, producers first; among the ready ones the earliest in program order."""
-        needs: dict[int, set[int]] = {i: set() for i in self.parts}
-        for n in self.nodes:
-            for u in self.users[n]:
-                a, b = self.part_of[n], self.part_of[u]
-                if a != b:
-                    needs[b].add(a)
-        after: dict[int, list[int]] = {i: [] for i in self.parts}
-        for b, sources in needs.items():
-            for a in sources:
-                after[a].append(b)
-        last = {i: self.positions[part.alignment.nodes[-1]] for i, part in self.parts.items()}
-        ready = [(last[i], i) for i, sources in needs.items() if not sources]
-        heapq.heapify(ready)
-        out: list[int] = []
-        while ready:
-            _, i = heapq.heappop(ready)
-            out.append(i)
-            for b in after[i]:
-                needs[b].discard(i)
-                if not needs[b]:
-                    heapq.heappush(ready, (last[b], b))
-        return out
-
-    def refused_externs(self) -> list[Decision]:
-        """Every edge to or from an ATen call is a refusal with its reason."""
-        out: list[Decision] = []
-        for n in self.nodes:
-            for s in dict.fromkeys(r.source for r in n.reads):
-                source = s.reads[0].source if s.kind == "project" else s
-                opaque = next((x for x in (n, source) if x.kind == "extern"), None)
-                if opaque is None or source.kind == "source" or n.kind == "project":
-                    continue
-                stake = 2 * self.model.size(s.shape) * s.dtype.nbytes
-                out.append(Decision(source, n, Reason(Why.OPAQUE, str(opaque.attr("target"))), 0.0, 0.0, stake))
-        return out
+            stake = 2 * setting.model.size(s.shape) * s.dtype.nbytes
+            call = next((x for x in (n, source) if x.kind == "extern"), None)
+            if call is not None:
+                out.append(Decision(source, n, Reason(Why.OPAQUE, str(call.attr("target"))), 0.0, 0.0, stake))
+            elif source not in setting.inline and (source, n) not in decided:
+                out.append(Decision(source, n, Reason(Why.OPAQUE, "an ATen call runs between them"), 0.0, 0.0, stake))
+    return out

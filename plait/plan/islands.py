@@ -1,0 +1,103 @@
+"""Islands: what can be planned apart from everything else, and a key by which equal islands are planned once.
+
+ATen calls cut a graph into levels: a node's level counts the calls that must have run before it; a node that only later
+levels read sinks to the first of them. Nodes of one level never wait for each other through a call, so fusing them can
+close no cycle through one. An island is a set of nodes of one level connected by edges or by tensors that they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plait.ir.graph import Graph, Node
+
+_SHARED_ELEMS = 256.0  # tensors smaller than this make no siblings of their readers
+
+
+def levels(graph: Graph, nodes: Sequence[Node], users: dict[Node, list[Node]]) -> dict[Node, int]:
+    """Level of every node."""
+    early: dict[Node, int] = {}
+    for n in nodes:
+        below = max((early[r.source] for r in n.reads), default=0)
+        early[n] = below + (1 if n.kind == "extern" else 0)
+    late: dict[Node, int] = {}
+    for n in reversed(nodes):
+        wants = [late[u] - (1 if u.kind == "extern" else 0) for u in users[n] if u in late]
+        sinks = n.kind in ("map", "reduce", "scan", "random") and wants
+        late[n] = max(early[n], min(wants)) if sinks else early[n]
+    return late
+
+
+def islands(
+    graph: Graph,
+    nodes: Sequence[Node],
+    users: dict[Node, list[Node]],
+    fusible: Callable[[Node], bool],
+    size: Callable[[Sequence[Any]], float],
+) -> list[list[Node]]:
+    """Islands in order of their first node; every fusible node is in one."""
+    level = levels(graph, nodes, users)
+    parent: dict[Node, Node] = {}
+
+    def find(n: Node) -> Node:
+        while parent[n] is not n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    members = [n for n in nodes if fusible(n)]
+    for n in members:
+        parent[n] = n
+    first_reader: dict[tuple[Node, int], Node] = {}
+    for n in members:
+        for r in n.reads:
+            s = r.source
+            if s in parent:
+                if level[s] == level[n]:
+                    parent[find(n)] = find(s)
+            elif s.kind != "map" and size(s.shape) >= _SHARED_ELEMS:
+                other = first_reader.setdefault((s, level[n]), n)
+                parent[find(n)] = find(other)
+    out: dict[Node, list[Node]] = {}
+    for n in members:
+        out.setdefault(find(n), []).append(n)
+    return sorted(out.values(), key=lambda ns: ns[0].serial)
+
+
+class Keys:
+    """Keys of islands: equal keys mean the same nodes over tensors of the same shapes and types, read and wanted alike."""
+
+    def __init__(self, inline: frozenset[Node], demanded: set[Node], users: dict[Node, list[Node]]) -> None:
+        self._inline, self._demanded, self._users = inline, demanded, users
+        self._signatures: dict[Node, tuple[Any, ...]] = {}
+
+    def key(self, island: Sequence[Node]) -> tuple[Any, ...]:
+        """The key of an island."""
+        local = {n: i for i, n in enumerate(island)}
+        outside: dict[Node, int] = {}
+        rows: list[tuple[Any, ...]] = []
+        for n in island:
+            reads = tuple((self._source(r.source, local, outside), r.index, r.guard, repr(r.fill)) for r in n.reads)
+            wanted = n in self._demanded, any(u not in local for u in self._users[n])
+            rows.append((n.op, n.axes, n.reduce, n.dtype, _attrs(n), reads, wanted))
+        return tuple(rows)
+
+    def _source(self, s: Node, local: dict[Node, int], outside: dict[Node, int]) -> tuple[Any, ...]:
+        if s in local:
+            return ("in", local[s])
+        if s in self._inline:
+            return self._inlined(s)
+        return ("out", outside.setdefault(s, len(outside)), s.shape, s.dtype)
+
+    def _inlined(self, s: Node) -> tuple[Any, ...]:
+        found = self._signatures.get(s)
+        if found is None:
+            reads = tuple((self._inlined(r.source), r.index, r.guard, repr(r.fill)) for r in s.reads)
+            found = self._signatures[s] = (s.op, s.axes, s.dtype, _attrs(s), reads)
+        return found
+
+
+def _attrs(n: Node) -> str:
+    """Attributes as text; which draw of a graph a random node is does not change how it is planned."""
+    return repr(tuple((k, v) for k, v in n.attrs if k not in ("draw", "serial")))
