@@ -1,7 +1,24 @@
-"""Executable: runs a Script over built kernels. The step values are re-exported here."""
+"""Executable: runs a Script over built kernels, with as little Python a step as can be.
+
+For each set of sizes seen (one, when shapes are static) every step becomes a closure with its numbers worked out; a call
+then only walks the closures over its own list of slots. Nothing is shared between calls but read-only closures, so an
+Executable may run on several threads at once. Steps that need data-dependent sizes are closed when the sizes are known.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from plait.errors import InternalError
+from plait.frontend.context import from_dtype
+from plait.runtime import pool
+from plait.runtime.calls import Attributes, Fetch, eager_group, extern_call, fetch_view
+from plait.runtime.kernel import Kernel, Launch, Slots
+from plait.runtime.sizes import Binder, Number, Sizes, names_in
 from plait.runtime.steps import (
     AllocStep,
     CopyStep,
@@ -10,6 +27,7 @@ from plait.runtime.steps import (
     FreeStep,
     InputOut,
     InputSlot,
+    ItemOut,
     KernelStep,
     NoneOut,
     OperandView,
@@ -18,6 +36,7 @@ from plait.runtime.steps import (
     Script,
     SlotOut,
     Step,
+    ValueOut,
     ViewOut,
 )
 
@@ -25,10 +44,12 @@ __all__ = [
     "AllocStep",
     "CopyStep",
     "EagerStep",
+    "Executable",
     "ExternStep",
     "FreeStep",
     "InputOut",
     "InputSlot",
+    "ItemOut",
     "KernelStep",
     "NoneOut",
     "OperandView",
@@ -37,5 +58,252 @@ __all__ = [
     "Script",
     "SlotOut",
     "Step",
+    "ValueOut",
     "ViewOut",
 ]
+
+_KEPT_SIZES = 64  # sets of sizes whose closures are kept
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Executable:
+    """A compiled graph. Call it with the arguments, or, in AOT autograd's boxed way, `run` it with a list it may empty.
+
+    `constants` fill the last positions; `attributes` finds subgraphs for externs that take one."""
+
+    def __init__(
+        self,
+        script: Script,
+        kernels: Sequence[Kernel],
+        constants: Sequence[Any] = (),
+        attributes: Attributes = None,
+        pool_bytes: int | None = None,
+    ) -> None:
+        self.script, self.kernels, self.constants, self.attributes = script, kernels, tuple(constants), attributes
+        self.binder = Binder(script.bindings)
+        self.pool = pool.default_pool() if pool_bytes is None else pool.Pool(pool_bytes)
+        self._closed: dict[tuple[Number, ...], _Closed] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return self.run(list(args))
+
+    def run(self, args: list[Any]) -> list[Any]:
+        """Run once. `args` is emptied, so that an argument nobody else holds dies after its last use."""
+        if self.constants:
+            args.extend(self.constants)
+        if len(args) != self.script.arity:
+            raise InternalError(f"{self.script.name} takes {self.script.arity} arguments, got {len(args)}")
+        key = self.binder.key(args)
+        closed = self._closed.get(key)
+        if closed is None:
+            closed = self._close(key, args)
+        slots: Slots = [None] * closed.slots
+        for slot, position in closed.inputs:
+            slots[slot] = args[position]
+        for prepare in closed.prepare:
+            prepare(slots, args)
+        args.clear()
+        if closed.guard is not None:
+            with closed.guard():
+                return self._walk(closed, slots)
+        return self._walk(closed, slots)
+
+    @staticmethod
+    def _walk(closed: _Closed, slots: Slots) -> list[Any]:
+        for step in closed.steps:
+            step(slots)
+        return [result(slots) for result in closed.returns]
+
+    def _close(self, key: tuple[Number, ...], args: Sequence[Any]) -> _Closed:
+        made = _Closed(self, args)
+        with self._lock:
+            while len(self._closed) >= _KEPT_SIZES:
+                self._closed.pop(next(iter(self._closed)))
+            self._closed[key] = made
+        return made
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+
+
+class _Closed:
+    """A Script's steps as closures for one set of sizes.
+
+    Slots beyond the script's hold the arguments that are returned as they came, and, last, the late symbols."""
+
+    def __init__(self, owner: Executable, args: Sequence[Any]) -> None:
+        script = owner.script
+        self.owner = owner
+        self.early = owner.binder.bind(args)
+        self.sizes = Sizes(self.early)
+        self.layouts: dict[int, Layout] = {}
+        self.inputs: list[tuple[int, int]] = []
+        self.prepare: list[Callable[[Slots, Sequence[Any]], None]] = []
+        self.guard: Callable[[], Any] | None = _device_guard(script.device)
+        self._passed: dict[int, int] = {}
+        for i in script.inputs:
+            self._input(i, args[i.position])
+        late = set(owner.binder.late)
+        self.late_slot = script.slots + sum(isinstance(r, InputOut) for r in script.returns)
+        self.slots = self.late_slot + 1
+        waiting = owner.binder.waiting_slots()
+        self.steps: list[Launch] = []
+        for step in script.steps:
+            # a group's nodes may speak of any symbol
+            if late and (isinstance(step, EagerStep) or not names_in(_numbers_of(step)).isdisjoint(late)):
+                self.steps.append(self._closed_at_run(step))
+            else:
+                self.steps.append(self._step(step, self.sizes))
+            self.steps += [self._bind_late(slot) for slot in _filled_by(step) if slot in waiting]
+        self.returns = [self._return(r, late) for r in script.returns]
+
+    # ------------------------------------------------------------------------------------------------ arguments
+    def _input(self, i: InputSlot, arg: Any) -> None:
+        if i.dtype is not None:
+            dtype, device = from_dtype(i.dtype), self.owner.script.device
+
+            def scalar(slots: Slots, args: Sequence[Any]) -> None:
+                given = args[i.position]
+                slots[i.slot] = (
+                    given if isinstance(given, torch.Tensor) else torch.tensor(given, dtype=dtype, device=device)
+                )
+
+            self.prepare.append(scalar)
+            return
+        self.inputs.append((i.slot, i.position))
+        if isinstance(arg, torch.Tensor) and arg.layout is torch.strided:
+            self.layouts[i.slot] = (tuple(arg.shape), arg.stride())
+            if arg.is_neg() or arg.is_conj():
+                # kernels read memory: a lazily negated or conjugated argument is made real first
+                self.prepare.append(lambda slots, args: _resolve(slots, i.slot))
+
+    # ------------------------------------------------------------------------------------------------ late sizes
+    def _bind_late(self, slot: int) -> Launch:
+        binder, early, place = self.owner.binder, self.early, self.late_slot
+
+        def bind(slots: Slots) -> None:
+            slots[place] = binder.bind_slot(slot, slots[slot], slots[place] or early)
+
+        return bind
+
+    def _closed_at_run(self, step: Step) -> Launch:
+        place = self.late_slot
+        return lambda slots: self._step(step, Sizes(slots[place] or self.early))(slots)
+
+    # ------------------------------------------------------------------------------------------------ steps
+    def _step(self, step: Step, sizes: Sizes) -> Launch:
+        if isinstance(step, KernelStep):
+            kernel = self.owner.kernels[step.kernel]
+            return kernel.bind(step.buffers, sizes.all(step.symbols), step.messages)
+        if isinstance(step, AllocStep):
+            return self._alloc(step, sizes)
+        if isinstance(step, FreeStep):
+            return _free(step.slot)
+        if isinstance(step, ExternStep):
+            operands = [self._fetch(o, sizes) for o in step.operands]
+            return extern_call(step, sizes, operands, self.owner.attributes)
+        if isinstance(step, CopyStep):
+            target, source = self._fetch(step.target, sizes), self._fetch(step.source, sizes)
+            return lambda slots: _copy(target(slots), source(slots))
+        return eager_group(step, sizes.symbols)
+
+    def _fetch(self, view: OperandView, sizes: Sizes) -> Fetch:
+        return fetch_view(view, sizes, self.layouts.get(view.slot))
+
+    def _alloc(self, step: AllocStep, sizes: Sizes) -> Launch:
+        shape, strides = sizes.all(step.shape), sizes.all(step.strides)
+        slot, reuse, dtype, device = step.slot, step.reuse, from_dtype(step.dtype), torch.device(step.device)
+        if sizes is self.sizes:
+            self.layouts[slot] = (shape, strides)
+        if reuse is not None:
+
+            def take_over(slots: Slots) -> None:
+                old: torch.Tensor = slots[reuse]
+                slots[reuse] = None
+                slots[slot] = torch.empty(0, dtype=dtype, device=device).set_(old.untyped_storage(), 0, shape, strides)
+
+            return take_over
+        if device.type == "cpu" and self.owner.pool.wants(nbytes := _extent(shape, strides) * dtype.itemsize):
+            take = self.owner.pool.take
+
+            def from_pool(slots: Slots) -> None:
+                slots[slot] = torch.empty(0, dtype=dtype).set_(take(nbytes), 0, shape, strides)
+
+            return from_pool
+        empty = torch.empty_strided
+
+        def alloc(slots: Slots) -> None:
+            slots[slot] = empty(shape, strides, dtype=dtype, device=device)
+
+        return alloc
+
+    # ------------------------------------------------------------------------------------------------ results
+    def _return(self, r: ReturnSpec, late: set[str]) -> Fetch:
+        if isinstance(r, SlotOut):
+            slot = r.slot
+            return lambda slots: slots[slot]
+        if isinstance(r, ViewOut):
+            view = OperandView(r.slot, r.shape, r.strides, r.offset)
+            if late and not names_in(_numbers_of(view)).isdisjoint(late):
+                return lambda slots: fetch_view(view, Sizes(slots[self.late_slot] or self.early), None)(slots)
+            return fetch_view(view, self.sizes, None)
+        if isinstance(r, InputOut):
+            extra = self.owner.script.slots + len(self._passed)
+            self._passed[extra] = r.position
+            self.inputs.append((extra, r.position))
+            return lambda slots: slots[extra]
+        if isinstance(r, ScalarOut):
+            return lambda slots: Sizes(slots[self.late_slot] or self.early).formula(r.value)
+        if isinstance(r, ItemOut):
+            return lambda slots: slots[r.slot].item()
+        value = r.value if isinstance(r, ValueOut) else None
+        return lambda slots: value
+
+
+def _free(slot: int) -> Launch:
+    def free(slots: Slots) -> None:
+        slots[slot] = None
+
+    return free
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.detach().copy_(source)
+
+
+def _resolve(slots: Slots, slot: int) -> None:
+    slots[slot] = slots[slot].resolve_conj().resolve_neg()
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last of a strided tensor."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _filled_by(step: Step) -> tuple[int, ...]:
+    if isinstance(step, ExternStep):
+        return tuple(s for s in step.outs if s is not None)
+    return (step.slot,) if isinstance(step, AllocStep) else ()
+
+
+def _numbers_of(step: Step | OperandView) -> list[Any]:
+    """The parts of a step that may hold Exprs."""
+    if isinstance(step, CopyStep):
+        return [*_numbers_of(step.target), *_numbers_of(step.source)]
+    if isinstance(step, ExternStep):
+        return [step.template, step.expects, *[n for o in step.operands for n in _numbers_of(o)]]
+    if isinstance(step, KernelStep):
+        return [step.symbols]
+    if isinstance(step, (FreeStep, EagerStep)):
+        return []
+    return [step.shape, step.strides, *((step.offset,) if isinstance(step, OperandView) and step.offset else ())]
+
+
+def _device_guard(device: str) -> Callable[[], Any] | None:
+    """A context for a device that is not the only one."""
+    found = torch.device(device)
+    if found.type != "cuda" or torch.cuda.device_count() < 2:
+        return None
+    return lambda: torch.cuda.device(found)

@@ -63,6 +63,10 @@ def boxed(fn: Callable[..., Any]) -> Boxed:
     """In AOT autograd's boxed convention: one list of arguments, emptied by the callee so that they can die early."""
     if getattr(fn, "_boxed_call", False):
         return fn
+    run = getattr(fn, "run", None)
+    if getattr(run, "_boxed_call", False):
+        assert run is not None
+        return run  # type: ignore[no-any-return]
 
     def call(args: list[Any]) -> Any:
         taken = list(args)

@@ -103,6 +103,15 @@ def current() -> CompileRecord:
     return _current.get() or CompileRecord("none")
 
 
+def compiled(levels: Any) -> None:
+    """Keep every level of the graph being compiled (compiler.Compiled), for tools, and count its launches."""
+    record = current()
+    record.details["compiled"] = levels
+    record.kernels = sum(1 for step in levels.launches if step.parts)
+    record.externs = len(levels.launches) - record.kernels
+    record.nodes = len(levels.graph.nodes())
+
+
 def add_fallback(entry: Fallback, *, warn: bool = True) -> None:
     """Count a fallback and warn once a process for each reason."""
     record = _current.get()

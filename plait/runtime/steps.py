@@ -15,7 +15,8 @@ from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
 
 Exprs = tuple[Expr, ...]
-# ("size", position, dim) | ("stride", position, dim) | ("offset", position) | ("scalar", position) | ("derived", Expr)
+# As in ir/bindings.py, with ("slot", slot, dim) in place of ("extern", node, item, dim): a size of the tensor that a step puts
+# into the slot, or, with dim None, the number itself. Symbols come after those they are derived from.
 Binding = tuple[Any, ...]
 
 
@@ -76,7 +77,8 @@ class OperandView:
 class ExternStep:
     """Call the ATen (or other) operator `target` with `template` filled in. `outs[i]` is the slot of the i-th result, None
     where nobody reads it. With `inplace` = k the call writes into operand k (`target` still names the functional form, as
-    "aten.index_put.default") and the result shares its memory."""
+    "aten.index_put.default") and the result shares its memory. `expects[i]` are the shape and strides readers of the i-th
+    result rely on; a result that comes otherwise is copied into them."""
 
     target: str
     template: Any
@@ -85,6 +87,7 @@ class ExternStep:
     role: str = ""
     inplace: int | None = None
     origin: str = ""
+    expects: tuple[tuple[Exprs, Exprs] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class EagerStep:
     inputs: tuple[tuple[Node, int], ...]
     outputs: tuple[Node, ...]
     slots: tuple[int, ...]
+    mode: str = "fused"
     reason: str = ""
 
 
@@ -141,17 +145,32 @@ class NoneOut:
 
 @dataclass(frozen=True, slots=True)
 class ScalarOut:
-    """Return an integer."""
+    """Return a number: a formula of ir/bindings.py (an Expr is one) at the call's symbols."""
 
-    value: Expr
+    value: Any
 
 
-ReturnSpec = SlotOut | ViewOut | InputOut | NoneOut | ScalarOut
+@dataclass(frozen=True, slots=True)
+class ItemOut:
+    """Return the value of a one-element slot as a Python number."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOut:
+    """Return a constant."""
+
+    value: Any
+
+
+ReturnSpec = SlotOut | ViewOut | InputOut | NoneOut | ScalarOut | ItemOut | ValueOut
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Everything `Executable` needs beside the built kernels. `arity` is the number of arguments of the call."""
+    """Everything `Executable` needs beside the built kernels. `arity` counts the arguments of the call and, after them, the
+    constants that the Executable holds."""
 
     arity: int
     slots: int
