@@ -73,7 +73,7 @@ class Make:
         span: set[int] = set()
         for k in args:
             span |= set(self.spans[k])
-        for e in attrs.values():
+        for e in (e for a in attrs.values() for e in (a if isinstance(a, tuple) else (a,))):
             span |= set(e.axes()) if isinstance(e, Expr) else set()
         n = self._new(span, dtype or self.types[args[-1]])
         if op == "cast":

@@ -242,7 +242,7 @@ def rotated_half() -> Case:
     m = Make("p0 p1", [5, 16], "form=flat tile=p0:4,p1:16 vector=p1")
     high = m.load(x, P0 * 16 + P1 + 8, guard=(const(7) - P1,))
     low = m.load(x, P0 * 16 + P1 - 8, guard=(P1 - 8,))
-    is_low = m.let("lt", m.let("index", dtype=I64, expr=P1), m.const(8, I64), dtype=B1)
+    is_low = m.let("holds", dtype=B1, guard=(const(7) - P1,))
     m.store(torch.zeros(5, 16), P0 * 16 + P1, m.let("where", is_low, m.let("neg", high), low))
     a, b = x.chunk(2, -1)
     return Case(m, [torch.cat((-b, a), -1)])

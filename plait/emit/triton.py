@@ -78,7 +78,8 @@ class _Emitter:
         self.reducer = Reducer(self.ix, dict(spans(program)))
         self.lines: list[str] = []
         self.depth = 1
-        self.checks: list[_Checked] = []
+        self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
+        self.count = 0
         self.open: set[int] = set()  # dims whose loops we are in
         self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
         self.pending: set[int] = set()  # reductions and scans that an open loop carries
@@ -218,7 +219,7 @@ class _Emitter:
     def let(self, s: Let) -> None:
         attrs = dict(s.attrs)
         dims = {i for k in s.args for i in self.ix.locals[k].axes}
-        for e in (attrs.get("expr"), attrs.get("linear")):
+        for e in (attrs.get("expr"), attrs.get("linear"), *attrs.get("guard", ())):
             dims |= set(self.ix.axes_of(e)) if e is not None else set()
         axes = self.ix.ordered(dims)
         args = [self.ix.operand(k, axes) for k in s.args]
@@ -226,6 +227,8 @@ class _Emitter:
         if s.op == "index":
             text = self.ix.text(attrs["expr"], axes)
             args = [f"tl.cast({text}, {tl_type(s.dtype)})"]
+        elif s.op == "holds":
+            args = self.ix.guards(attrs["guard"], axes)
         elif OPS[s.op].kind == "random":
             args += [self.ix.text(attrs["linear"], axes), str(attrs["draw"])]
         self.put(f"v{s.out} = {rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs))}")
@@ -271,7 +274,8 @@ class _Emitter:
         self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")
 
     def check(self, s: Check) -> None:
-        n = len(self.checks)
+        self.count += 1
+        n = self.count
         axes = self._access_axes((), (s.index, s.extent, *s.guard))
         wide = not (self.ix.is_narrow(s.index) and self.ix.is_narrow(s.extent))
         index = self.ix.text(s.index, axes, wide)
@@ -280,6 +284,8 @@ class _Emitter:
         pointer = f"tl.broadcast_to(fault_ptr, {self.ix.shape(axes)})" if axes else "fault_ptr"
         code = f"tl.full({self.ix.shape(axes)}, {s.code}, tl.int32)"
         self.put(f"tl.atomic_max({pointer}, {code}, mask={' & '.join(bad)})")
+        if s.guard:
+            return  # where the guard does not hold, the same index may be good elsewhere
         self.checks.append(_Checked(f"ok{n}", axes, s.index.values()))
         extent = s.extent.const
         for k in s.index.values():

@@ -171,8 +171,8 @@ def _const(c: Call) -> str:
     return f"tl.full([], {literal(c.attrs['value'], c.dtype)}, {tl_type(c.dtype)})"
 
 
-def _pieces(c: Call) -> str:
-    raise LowerFailed("pieces reached the emitter: lowering selects between them by where")
+def _lowered(c: Call) -> str:
+    raise LowerFailed("pieces and gather are guarded loads and selections by the time they are emitted")
 
 
 def _random(f32: str, f64: str) -> Rule:
@@ -193,7 +193,9 @@ def _rules() -> dict[str, Rule]:
         "cast": _cast,
         "bitcast": _bitcast,
         "copy": _fmt("{0}"),
-        "pieces": _pieces,
+        "pieces": _lowered,
+        "gather": _lowered,
+        "holds": lambda c: " & ".join(c.args) if c.args else _const(Call((), (), c.dtype, {"value": True})),
         "where": _fmt("tl.where({0}, {1}, {2})"),
         "rand": _random("_rand", "_rand64"),
         "randn": _random("_randn", "_randn64"),
