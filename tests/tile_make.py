@@ -135,7 +135,8 @@ class Make:
 
 @dataclass
 class Case:
-    """`expected` holds torch's values of the output buffers, in order; `fault` the failing code to see."""
+    """`expected` holds torch's values of the output buffers, in order; `fault` the failing code to see; `more` are
+    parts beside the first."""
 
     make: Make
     expected: list[torch.Tensor]
@@ -143,3 +144,4 @@ class Case:
     fault: int = 0
     rtol: float = 2e-6
     atol: float = 1e-6
+    more: list[Make] = field(default_factory=list)

@@ -381,6 +381,31 @@ def inner_sweep_of_outer_sweep() -> Case:
     return Case(m, [x.sum(-1), x.sum(-1).amax(-1)])
 
 
+@case
+def parts_side_by_side() -> Case:
+    n, k = sym("s0"), sym("s1")
+    makes, expected = [], []
+    for size, extent in ((20, const(20)), (7, n), (33, k), (12, n + 5)):
+        x, ids = randn(size), torch.arange(size).flip(0)
+        m = Make("p0", [extent], "form=flat tile=p0:8 vector=p0", ("s0", "s1"))
+        a = m.load(ids, P0)
+        m.check(value(a), const(size if size != 12 else 10), "row out of range")
+        m.store(torch.zeros(size), P0, m.let("tanh", m.load(x, value(a))))
+        makes.append(m)
+        expected.append(torch.where(torch.arange(size) > 1, x.flip(0).tanh(), 0) if size == 12 else x.flip(0).tanh())
+    return Case(makes[0], expected, {"s0": 7, "s1": 33}, fault=4, more=makes[1:])
+
+
+@case
+def empty_dims() -> Case:
+    x = torch.full((1,), 7.0)
+    m = Make("p0 r0", [3, 0], "form=flat tile=p0:1,r0:all vector=r0")
+    a = m.load(x, R)
+    m.store(torch.ones(3), P0, m.reduce("sum", a, (1,)))
+    m.store(torch.ones(3), P0, m.reduce("prod", a, (1,)))
+    return Case(m, [torch.zeros(3), torch.ones(3)])
+
+
 def unary_operators() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Float operators with torch's function, checked at the same points."""
     names = (
@@ -445,15 +470,15 @@ def run(name: str) -> str:
     from triton_interpreter import run_interpreted
 
     c = CASES[name]()
-    program = c.make.program(name)
+    makes = (c.make, *c.more)
     try:
-        source = emit_triton(program, "kernel")
-        fault = run_interpreted(source, program, c.make.tensors, c.sizes)
+        source = emit_triton([m.program(name) for m in makes], "kernel")
+        fault = run_interpreted(source, [m.tensors for m in makes], c.sizes)
     except Exception:
         return traceback.format_exc()[-1500:]
     if fault != c.fault:
         return f"fault {fault}, wanted {c.fault}"
-    outs = [t for t, b in zip(c.make.tensors, c.make.buffers, strict=True) if b.role == "out"]
+    outs = [t for m in makes for t, b in zip(m.tensors, m.buffers, strict=True) if b.role == "out"]
     for i, (got, want) in enumerate(zip(outs, c.expected, strict=True)):
         g, w = got.double(), want.double()
         ok = torch.allclose(g, w, rtol=c.rtol, atol=c.atol, equal_nan=True) and got.dtype is want.dtype

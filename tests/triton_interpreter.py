@@ -17,7 +17,6 @@ from triton_module import load_module
 
 from plait.emit.triton import TritonSource
 from plait.ir.index import Atom
-from plait.tile.program import TileProgram
 
 _RENAMED = {"rint": "round", "hypot": "hypot", "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
 
@@ -66,16 +65,17 @@ def _apply(name: str, args: list[torch.Tensor]) -> torch.Tensor:
     return getattr(torch, _RENAMED.get(name, name))(*args)
 
 
-def run_interpreted(
-    source: TritonSource, program: TileProgram, tensors: Sequence[torch.Tensor], sizes: dict[str, int]
-) -> int:
-    """Run; `tensors` are the buffers in order, outputs are written in place. Returns the failing code, or 0."""
+def run_interpreted(source: TritonSource, tensors: Sequence[Sequence[torch.Tensor]], sizes: dict[str, int]) -> int:
+    """Run; `tensors` are each part's buffers in order, outputs are written in place. Returns the failing code, or 0."""
     module = load_module(source)
     module.libdevice = _Libdevice()
     fault = torch.zeros(1, dtype=torch.int32)
-    args: list[Any] = [*tensors, *(sizes[s] for s in program.symbols)]
-    if source.has_fault:
-        args.append(fault)
+    args: list[Any] = []
+    for a in source.args:
+        if a.kind == "buffer":
+            args.append(tensors[a.part][a.index])
+        else:
+            args.append(sizes[a.name] if a.kind == "symbol" else fault)
     n = source.programs.evaluate({Atom.make("sym", k): v for k, v in sizes.items()})
     if n:
         getattr(module, source.name)[(n,)](*args)

@@ -8,6 +8,7 @@ failing lanes put the greatest failing code. Nothing is read at an index that fa
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.emit.triton_helpers import closure
@@ -26,10 +27,12 @@ MAX_PROGRAMS = 2**31 - 1
 
 @dataclass(frozen=True)
 class TritonArg:
-    """A kernel parameter. `kind`: buffer (`index` into TileProgram.buffers, a pointer to `dtype`), symbol, or fault."""
+    """A kernel parameter. `kind`: buffer (`index` into the buffers of part `part`, a pointer to `dtype`), symbol (of the
+    parameter's name), or fault."""
 
     name: str
     kind: str
+    part: int
     index: int
     dtype: DType
 
@@ -52,10 +55,65 @@ class TritonSource:
     options: tuple[tuple[str, bool], ...] = (("enable_fp_fusion", False),)
 
 
-def emit_triton(program: TileProgram, name: str, *, f8_saturates: bool = True) -> TritonSource:
-    """The kernel of a program. Raises LowerFailed for what this backend does not do (scratch buffers among it).
-    `f8_saturates`: f8e4m3 values out of range become 448, as eager of torch 2.13 has it; before, they became NaN."""
-    return _Emitter(program, name, f8_saturates).run()
+def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_saturates: bool = True) -> TritonSource:
+    """The kernel of a program, or of several independent ones side by side (parts: each takes a range of the blocks).
+    Raises LowerFailed for what this backend does not do (scratch buffers among it). `f8_saturates`: f8e4m3 values out of
+    range become 448, as eager of torch 2.13 has it; before, they became NaN."""
+    programs = (parts,) if isinstance(parts, TileProgram) else tuple(parts)
+    emitters: list[Emitter] = []
+    for p in programs:
+        emitters.append(Emitter(p, len(emitters), sum(len(e.program.messages) for e in emitters), len(programs) == 1))
+    if len(programs) == 1:
+        body, args = emitters[0].function(name, "tl.program_id(0)"), emitters[0].args
+        blocks = emitters[0].programs
+    else:
+        body, args, blocks = _side_by_side(emitters, name)
+    if blocks.const is not None and blocks.const > MAX_PROGRAMS:
+        raise LowerFailed(f"{name}: {blocks.const} blocks")
+    if not f8_saturates:
+        body = body.replace("_to_f8e4m3(", "_to_f8e4m3_nan(")
+    helpers = closure(body)
+    return TritonSource(
+        name=name,
+        text="\n\n".join([_head(programs, "".join(helpers) + body), *helpers, body]),
+        args=args,
+        programs=blocks,
+        num_warps=max(p.schedule.warps for p in programs),
+        num_stages=max(p.schedule.stages for p in programs),
+        has_fault=args[-1:] != () and args[-1].kind == "fault",
+        messages=tuple(m for p in programs for m in p.messages),
+    )
+
+
+def _head(programs: Sequence[TileProgram], text: str) -> str:
+    out: list[str] = []
+    for p in programs:
+        out += [*(f"# {line}".rstrip() for line in p.header), f"# {p.schedule}"]
+    out += ["import triton", "import triton.language as tl"]
+    if "libdevice." in text:
+        out.append("from triton.language.extra import libdevice")
+    return "\n".join(out) + "\n"
+
+
+def _side_by_side(emitters: list[Emitter], name: str) -> tuple[str, tuple[TritonArg, ...], Expr]:
+    """A device function for every part, and a kernel that finds a block's part by ranges."""
+    functions = [e.function(f"part{e.number}", "pid", ("pid",)) for e in emitters]
+    args: dict[str, TritonArg] = {}
+    for e in emitters:
+        args |= {a.name: a for a in e.args}
+    ordered = sorted(args.values(), key=lambda a: ("buffer", "symbol", "fault").index(a.kind))
+    lines = ["pid = tl.program_id(0)"]
+    symbols = dict.fromkeys(s for e in emitters for s in e.program.symbols)
+    lines += [f"{size_name(s)} = tl.cast({s}, tl.int64)" for s in symbols]
+    end = ix.ZERO
+    for e in emitters:
+        start, end = end, end + e.programs
+        test = f"{'el' if e.number else ''}if pid < {e.ix.text(end, ())}:"
+        call = ", ".join(a.name for a in e.args)
+        lines += [test, f"    part{e.number}(pid - ({e.ix.text(start, ())}), {call})"]
+    kernel = f"@triton.jit\ndef {name}({', '.join(a.name for a in ordered)}):\n"
+    kernel += "".join(f"    {line}\n" for line in lines)
+    return "\n\n".join([*functions, kernel]), tuple(ordered), end
 
 
 @dataclass(frozen=True)
@@ -67,12 +125,15 @@ class _Checked:
     values: frozenset[int]
 
 
-class _Emitter:
-    def __init__(self, program: TileProgram, name: str, f8_saturates: bool) -> None:
+class Emitter:
+    """Emits one program as a function. `single`: it is a kernel of its own, not one of several parts."""
+
+    def __init__(self, program: TileProgram, number: int, first_code: int, single: bool) -> None:
         for b in program.buffers:
             if b.role == "scratch":
                 raise LowerFailed(f"{program.name}: scratch buffers are not kept on a GPU")
-        self.program, self.name, self.f8_saturates = program, name, f8_saturates
+        self.program, self.number, self.first_code = program, number, first_code
+        self.prefix = "" if single else f"p{number}_"
         self.dims = plan_dims(program)
         self.ix = Indexer(self.dims, program.schedule.vector)
         self.reducer = Reducer(self.ix, dict(spans(program)))
@@ -80,74 +141,51 @@ class _Emitter:
         self.depth = 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
         self.count = 0
-        self.open: set[int] = set()  # dims whose loops we are in
         self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
-        self.pending: set[int] = set()  # reductions and scans that an open loop carries
+        self.pending: set[int] = set()  # reductions that an open loop carries
 
     # ---------------------------------------------------------------- text
     def put(self, *lines: str) -> None:
+        """Append statements."""
         self.lines += ["    " * self.depth + text for text in lines]
 
-    def run(self) -> TritonSource:
+    def function(self, name: str, block: str, first: tuple[str, ...] = ()) -> str:
+        """The text of a function that does the work of the block whose number is the expression `block`."""
         self.body(self.program.body)
         body = "\n".join(self.lines)
-        if not self.f8_saturates:
-            body = body.replace("_to_f8e4m3(", "_to_f8e4m3_nan(")
-        args = self._args()
-        prologue = self._prologue(body)
-        kernel = (
-            f"@triton.jit\ndef {self.name}({', '.join(a.name for a in args)}):\n" + "\n".join((*prologue, body)) + "\n"
-        )
-        helpers = closure(kernel)
-        text = "\n\n".join([self._head("".join(helpers) + kernel), *helpers, kernel])
-        schedule = self.program.schedule
-        return TritonSource(
-            name=self.name,
-            text=text,
-            args=args,
-            programs=self._programs(),
-            num_warps=schedule.warps,
-            num_stages=schedule.stages,
-            has_fault=self._has_fault(),
-            messages=self.program.messages,
-        )
+        parameters = ", ".join((*first, *(a.name for a in self.args)))
+        return f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self._prologue(body, block), body)) + "\n"
 
-    def _has_fault(self) -> bool:
-        return any(isinstance(s, Check) for s in self.program.walk())
-
-    def _args(self) -> tuple[TritonArg, ...]:
-        out = [TritonArg(self._pointer(i), "buffer", i, b.dtype) for i, b in enumerate(self.program.buffers)]
-        out += [TritonArg(s, "symbol", i, DType.i64) for i, s in enumerate(self.program.symbols)]
-        if self._has_fault():
-            out.append(TritonArg("fault_ptr", "fault", 0, DType.i32))
+    @property
+    def args(self) -> tuple[TritonArg, ...]:
+        """Parameters."""
+        out = [
+            TritonArg(self._pointer(i), "buffer", self.number, i, b.dtype) for i, b in enumerate(self.program.buffers)
+        ]
+        out += [TritonArg(s, "symbol", self.number, i, DType.i64) for i, s in enumerate(self.program.symbols)]
+        if any(isinstance(s, Check) for s in self.program.walk()):
+            out.append(TritonArg("fault_ptr", "fault", self.number, 0, DType.i32))
         return tuple(out)
 
     def _pointer(self, i: int) -> str:
-        return self.program.buffers[i].name + "_ptr"
-
-    def _head(self, text: str) -> str:
-        out = [f"# {line}".rstrip() for line in self.program.header]
-        out.append(f"# {self.program.schedule}")
-        out += ["import triton", "import triton.language as tl"]
-        if "libdevice." in text:
-            out.append("from triton.language.extra import libdevice")
-        return "\n".join(out) + "\n"
+        return f"{self.prefix}{self.program.buffers[i].name}_ptr"
 
     # ---------------------------------------------------------------- grid
     def _grid_dims(self) -> list[DimPlan]:
         return [d for d in self.dims if not d.covered and not d.looped]
 
-    def _programs(self) -> Expr:
-        n = ix.product(d.tiles for d in self._grid_dims())
-        if n.const is not None and n.const > MAX_PROGRAMS:
-            raise LowerFailed(f"{self.program.name}: {n.const} blocks")
-        return n
+    @property
+    def programs(self) -> Expr:
+        """How many blocks there are."""
+        if any(d.extent.const == 0 for d, dim in zip(self.dims, self.program.dims) if dim.role == "grid"):
+            return ix.ZERO
+        return ix.product(d.tiles for d in self._grid_dims())
 
-    def _prologue(self, body: str) -> list[str]:
+    def _prologue(self, body: str, block: str) -> list[str]:
         """Definitions of sizes and of the dims' index variables: those that the body uses."""
         defs: list[tuple[str, str]] = []
         defs += [(size_name(s), f"tl.cast({s}, tl.int64)") for s in self.program.symbols]
-        defs += self._coordinates()
+        defs += self._coordinates(block)
         for d in self.dims:
             if not d.looped or d.blocked:
                 defs += self._variables(d, d.looped)
@@ -159,10 +197,10 @@ class _Emitter:
                 needed |= set(re.findall(r"\w+", text))
         return kept[::-1]
 
-    def _coordinates(self) -> list[tuple[str, str]]:
+    def _coordinates(self, block: str) -> list[tuple[str, str]]:
         grid = self._grid_dims()
         out: list[tuple[str, str]] = []
-        rest = "tl.program_id(0)"
+        rest = block
         if any(d.wide for d in grid):
             rest = f"tl.cast({rest}, tl.int64)"
         for n, d in enumerate(reversed(grid)):
@@ -282,7 +320,7 @@ class _Emitter:
         self.put(f"ok{n} = ({index} >= 0) & ({index} < {self.ix.text(s.extent, axes, wide)})")
         bad = [*self.ix.inside(axes, axes), *self.ix.guards(s.guard, axes), f"(ok{n} == 0)"]
         pointer = f"tl.broadcast_to(fault_ptr, {self.ix.shape(axes)})" if axes else "fault_ptr"
-        code = f"tl.full({self.ix.shape(axes)}, {s.code}, tl.int32)"
+        code = f"tl.full({self.ix.shape(axes)}, {self.first_code + s.code}, tl.int32)"
         self.put(f"tl.atomic_max({pointer}, {code}, mask={' & '.join(bad)})")
         if s.guard:
             return  # where the guard does not hold, the same index may be good elsewhere

@@ -48,7 +48,7 @@ class DimPlan:
     @property
     def even(self) -> bool:
         """The tile divides the extent for certain: no mask."""
-        return self.tile == 1 or ix.mod(self.extent, self.tile) is ix.ZERO
+        return self.tile == 1 or (self.extent.const != 0 and ix.mod(self.extent, self.tile) is ix.ZERO)
 
     @property
     def tiles(self) -> Expr:
@@ -79,7 +79,8 @@ def _plan_dim(program: TileProgram, i: int, swept: bool) -> DimPlan:
     if n == 0 and extent is None:
         raise LowerFailed(f"{program.name}: {d.name} cannot be covered by a tile: its extent {d.extent} is not known")
     if extent is not None and (n == 0 or extent <= n):
-        return DimPlan(i, d.name, d.extent, power_of_two(max(extent, 1)), covered=True, looped=False)
+        # an empty dim is one masked tile: reductions over it give the identity
+        return DimPlan(i, d.name, d.extent, power_of_two(extent) if extent else 2, covered=True, looped=False)
     if d.role == "row" and not swept:
         raise LowerFailed(f"{program.name}: row dim {d.name} is neither swept nor covered by its tile of {n}")
     return DimPlan(i, d.name, d.extent, n, covered=False, looped=swept)
