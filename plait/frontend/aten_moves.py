@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from plait.frontend.aten_views import Size, bounds_in, index_in
+from plait.frontend.aten_views import Size, index_in, slice_start
 from plait.frontend.context import Context, Tensor, from_dtype, lowers, normalize_dim
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -160,12 +160,12 @@ def _in_slice(
 ) -> Tensor | None:
     """src seen over `shape`, where it is the slice, with a guard; None when the slice's bounds cannot be told."""
     d, by = normalize_dim(dim, len(shape)), ix.to_expr(step).const
-    found = bounds_in(ctx, start, end, shape[d])
-    if by is None or found is None:
+    first = None if by is None else slice_start(ctx, start, end, shape[d], src.shape[d], by)
+    if by is None or first is None:
         ctx.reason = "a slice whose bounds are not known"
         return None
-    away = ix.axis(d) - found[0]
-    guard = [away, found[1] - 1 - ix.axis(d)]
+    away = ix.axis(d) - first
+    guard = [away, (src.shape[d] - 1) * by - away]
     through = [ix.axis(k) for k in range(len(shape))]
     through[d] = away
     if by != 1:

@@ -173,31 +173,30 @@ def slice_(
     d, by = normalize_dim(dim, x.ndim), ix.to_expr(step).const
     if by is None:
         return NotImplemented
-    n = x.shape[d]
     length = ctx.expected[0][0][d] if ctx.expected else None
-    found = bounds_in(ctx, start, end, n)
-    if found is not None:
-        first = found[0]
-        if length is None:
-            length = floordiv(found[1] - first + (by - 1), by, ctx.facts)
-        if length.const is not None and length.const < 0:
-            length = ix.ZERO
-    else:
-        begin = _start_by_length(ctx, start, end, n, length) if by == 1 else None
-        if begin is None or length is None:
+    if length is None:
+        found = bounds_in(ctx, start, end, x.shape[d])
+        if found is None:
             return NotImplemented
-        first = begin
+        length = floordiv(found[1] - found[0] + (by - 1), by, ctx.facts)
+        length = ix.ZERO if length.const is not None and length.const < 0 else length
+    first = slice_start(ctx, start, end, x.shape[d], length, by)
+    if first is None:
+        ctx.reason = "a slice whose start is not known"
+        return NotImplemented
     return narrow_to(ctx, x, d, first, length, by)
 
 
-def _start_by_length(ctx: Context, start: Size | None, end: Size | None, n: Expr, length: Expr | None) -> Expr | None:
-    """Where a slice begins whose end is not known to be in range, given how long the fake tensors say it is."""
-    if start is None:
-        return ix.ZERO
-    first = index_in(ctx, start, n)
-    if end is None and length is not None:
-        return n - length
-    return first if first is not None and ctx.facts.is_nonneg(first) else None
+def slice_start(ctx: Context, start: Size | None, end: Size | None, extent: Expr, length: Expr, by: int) -> Expr | None:
+    """Where a slice of a known length begins, though an end of it may not be known; None where that cannot be told."""
+    found = bounds_in(ctx, start, None, extent)
+    if found is not None or length is ix.ZERO:
+        return found[0] if found is not None else ix.ZERO
+    first = None if start is None else index_in(ctx, start, extent)
+    if first is not None and ctx.facts.is_nonneg(first) and ctx.facts.is_less(ix.ZERO, length):
+        return first  # the slice is not empty, so its start was in range
+    stop = bounds_in(ctx, None, end, extent)
+    return stop[1] - length if by == 1 and stop is not None else None
 
 
 @views("select.int")

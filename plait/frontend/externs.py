@@ -15,14 +15,18 @@ The template of a node is ("call", ("tuple", args), ("dict", kwargs)). `outs` ha
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
+from plait import frontend
 from plait.errors import ImportFailed
-from plait.frontend.context import Context, Tensor, to_dtype, whole
+from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
 from plait.frontend.sizes import Sizes
 from plait.ir.bindings import Number, sym_values
 from plait.ir.dtype import DType
@@ -45,6 +49,25 @@ class Attr:
     """An argument that is a module attribute (a subgraph), by name."""
 
     name: str
+
+
+# ------------------------------------------------------------------------------------------------- what is lowered
+@cache
+def load_tables() -> None:
+    """Import the modules that fill LOWERINGS: every aten_*.py beside this one."""
+    for module in sorted(pkgutil.iter_modules(frontend.__path__), key=lambda m: m.name):
+        if module.name.startswith("aten_"):
+            importlib.import_module(f"plait.frontend.{module.name}")
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decomposition table for AOTAutograd: core ATen's, without what plait lowers itself or calls as a whole. An
+    operator kept whole also keeps the strides that eager gives its result."""
+    from torch._decomp import core_aten_decompositions
+
+    load_tables()
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    return {op: fn for op, fn in table.items() if str(op) not in LOWERINGS and role_of(op) == "opaque"}
 
 
 # ------------------------------------------------------------------------------------------------ names of operators

@@ -6,22 +6,18 @@ which is recorded with its reason. A trailing `copy_` into an argument becomes a
 
 from __future__ import annotations
 
-import importlib
 import operator
-import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from plait import frontend
 from plait.errors import ImportFailed, InternalError
 from plait.frontend import symbolic
 from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
-from plait.frontend.externs import Attr, extern_maker, operand_read, role_of
+from plait.frontend.externs import Attr, extern_maker, load_tables, operand_read
 from plait.frontend.layout import is_dense
 from plait.frontend.origins import origin_of
 from plait.frontend.sizes import Sizes
@@ -29,14 +25,6 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Shape, contiguous_strides
 from plait.ir.index import Expr
-
-
-@cache
-def load_tables() -> None:
-    """Import the modules that fill LOWERINGS: every aten_*.py beside this one."""
-    for module in sorted(pkgutil.iter_modules(frontend.__path__), key=lambda m: m.name):
-        if module.name.startswith("aten_"):
-            importlib.import_module(f"plait.frontend.{module.name}")
 
 
 def import_fx(
@@ -52,16 +40,6 @@ def import_fx(
     load_tables()
     importer = _Importer(gm, example_inputs, numerics, rng, device)
     return importer.run()
-
-
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decomposition table for AOTAutograd: core ATen's, without what plait lowers itself or calls as a whole. An
-    operator kept whole also keeps the strides that eager gives its result."""
-    from torch._decomp import core_aten_decompositions
-
-    load_tables()
-    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    return {op: fn for op, fn in table.items() if str(op) not in LOWERINGS and role_of(op) == "opaque"}
 
 
 @dataclass
