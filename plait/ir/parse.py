@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     (?P<string>"(?:[^"\\]|\\.)*")
   | (?P<float>\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)
   | (?P<int>\d+)
-  | (?P<node>%[A-Za-z_]\w*)
+  | (?P<node>%[A-Za-z_]\w*_\d+)
   | (?P<name>@?[A-Za-z_]\w*)
   | (?P<mark>//|[-+*%()\[\]{}<>,;:=?|$])
 )""",

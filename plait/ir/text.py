@@ -149,11 +149,12 @@ def leaf_name(a: Atom) -> str:
 
 
 def print_expr(e: Expr, leaf: Callable[[Atom], str] = leaf_name) -> str:
-    """Sums of products in usual precedence: 64*i0 + i1 - 1, (i0//4), ((i0 + 1)%s0). `leaf` names the leaves."""
+    """Sums of products in usual precedence: 64*i0 + i1 - 1, (i0 // 4), ((i0 + 1) % s0). `leaf` names the leaves."""
     if not e.terms:
         return "0"
     out = ""
-    for monomial, c in e.terms:
+    # a positive term first, so that it reads 5 - i0 and not -i0 + 5
+    for monomial, c in sorted(e.terms, key=lambda t: t[1] < 0):
         sign = "-" if c < 0 else "+"
         factors = [_atom(a, leaf) for a in monomial]
         if abs(c) != 1 or not factors:
@@ -168,7 +169,7 @@ def _atom(a: Atom, leaf: Callable[[Atom], str]) -> str:
         return leaf(a)
     x, y = a.args
     assert isinstance(x, Expr) and isinstance(y, Expr)
-    return f"({_operand(x, leaf)}{'//' if a.kind == 'div' else '%'}{_operand(y, leaf)})"
+    return f"({_operand(x, leaf)}{' // ' if a.kind == 'div' else ' % '}{_operand(y, leaf)})"
 
 
 def _operand(e: Expr, leaf: Callable[[Atom], str]) -> str:
