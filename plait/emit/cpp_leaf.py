@@ -114,8 +114,8 @@ class Statements:
             return f"{name}[{self.render(address)}]"
         moving = Expr.make({m: c for m, c in address.terms if dim is not None and self._moves(Expr.make({m: c}), dim)})
         fixed = address - moving
-        if fixed is ix.ZERO:
-            return f"{name}[{self.render(moving)}]"
+        if fixed is ix.ZERO or moving is ix.ZERO:
+            return f"{name}[{self.render(address)}]"
         pointer = self.places.get((buffer, fixed))
         if pointer is None:
             pointer = self.places[(buffer, fixed)] = f"{name}_at{len(self.pointers)}"

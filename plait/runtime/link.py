@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.errors import InternalError
-from plait.ir.graph import Graph, Node, Output, Read
+from plait.ir import index as ix
+from plait.ir.graph import Graph, Node, Output, Read, Shape
 from plait.plan.layout import Layouts, Strided, as_strided, same_strides
 from plait.plan.plan import Group
 from plait.runtime.steps import (
@@ -112,8 +113,6 @@ class _Linker:
                 strides = self.layouts.strides(n)
                 self.steps.append(AllocStep(self.new_slot(n), n.shape, strides, n.dtype, self.graph.device))
         buffers = tuple(self.slot(n) for part in launch.parts for n in part.tensors)
-        from plait.ir import index as ix
-
         symbols = tuple(ix.sym(s) for part in launch.parts for s in part.program.symbols)
         messages = tuple(part.program.messages for part in launch.parts)
         self.steps.append(KernelStep(launch.kernel, buffers, symbols, messages, launch.name))
@@ -131,7 +130,9 @@ class _Linker:
                 outs.append(None)
         origin = next((o.line for o in self.graph.origins.get(n, ()) if o.line), "")
         self.steps.append(
-            ExternStep(n.attr("target"), n.attr("template"), operands, tuple(outs), n.attr("role"), None, origin)
+            ExternStep(
+                n.attr("target"), n.attr("template"), operands, tuple(outs), n.attr("role"), None, origin, _expected(n)
+            )
         )
 
     def operand(self, r: Read) -> OperandView:
@@ -159,7 +160,10 @@ class _Linker:
             assert isinstance(r[1], int)
             o = self.graph.outputs[r[1]]
             v = self.operand(o.read)
-            return SlotOut(v.slot) if v.whole else ViewOut(v.slot, v.shape, v.strides, v.offset)
+            # strides of axes of extent 1 matter to nobody but the user who looks at them
+            if v.whole and self.layouts.strides(o.read.source) == o.strides:
+                return SlotOut(v.slot)
+            return ViewOut(v.slot, o.read.domain or (), o.strides, v.offset)
         if kind == "item":
             assert isinstance(r[1], int)
             return ItemOut(self.slot(self.graph.outputs[r[1]].read.source))
@@ -185,6 +189,11 @@ class _Linker:
             out.append(step)
             out.extend(FreeStep(s) for s in dict.fromkeys(_slots(step)) if last[s] == k and s not in kept)
         return out
+
+
+def _expected(n: Node) -> tuple[tuple[Shape, Shape] | None, ...]:
+    """Shape and strides that readers of each result rely on."""
+    return tuple((o[0], o[2]) if len(o) == 3 and isinstance(o[0], tuple) else None for o in n.attr("outs"))
 
 
 def _slots(step: Step) -> list[int]:
