@@ -7,7 +7,6 @@ Executable may run on several threads at once. Steps that need data-dependent si
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from plait.frontend.context import from_dtype
 from plait.runtime import pool
 from plait.runtime.calls import Attributes, Fetch, eager_group, extern_call, fetch_view
 from plait.runtime.kernel import Kernel, Launch, Slots
+from plait.runtime.locks import Lock
 from plait.runtime.sizes import Binder, Number, Sizes, names_in
 from plait.runtime.steps import (
     AllocStep,
@@ -83,7 +83,7 @@ class Executable:
         self.binder = Binder(script.bindings)
         self.pool = pool.default_pool() if pool_bytes is None else pool.Pool(pool_bytes)
         self._closed: dict[tuple[Number, ...], _Closed] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.run(list(args))

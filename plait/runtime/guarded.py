@@ -5,20 +5,20 @@ Under `strict` every such failure is raised as UnsupportedProgram instead. An In
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from plait.errors import BuildFailed, CompileError, InternalError, PlaitError, UnsupportedProgram, UserError
 from plait.options import Options
 from plait.runtime import report
+from plait.runtime.locks import Lock
 from plait.runtime.repro import write_repro
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[..., Callable[..., Sequence[Any]]]
 
 # Graphs are compiled one at a time in a process: the backward's is compiled from autograd's thread
-_compile_lock = threading.RLock()
+_compile_lock = Lock()
 
 
 def compile_one(

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from plait.runtime.locks import Lock
+
 SMALLEST = 256 << 10  # below this the allocator's own reuse is as good
 _HUGE = 2 << 20
 _PAGE = mmap.PAGESIZE
@@ -127,7 +129,7 @@ def _after_fork(me: weakref.ref[Pool]) -> Any:
 
 
 _default: Pool | None = None
-_default_lock = threading.Lock()
+_default_lock = Lock()
 
 
 def default_pool(limit: int = 1 << 30) -> Pool:

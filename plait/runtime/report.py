@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from plait.runtime.locks import Lock
 
 _LIMIT = 4096  # a process that recompiles for ever must not grow for ever
 
@@ -70,7 +71,7 @@ class CompileRecord:
         return text + (f", {len(self.fallbacks)} in eager: {self.fallbacks[0].reason}" if self.fallbacks else "")
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _numbers = itertools.count()
 _current: contextvars.ContextVar[CompileRecord | None] = contextvars.ContextVar("plait_record", default=None)
 FALLBACKS: list[Fallback] = []
