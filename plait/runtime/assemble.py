@@ -1,1 +1,90 @@
-def assemble(*a): raise NotImplementedError
+"""Built kernels and a Script to an Executable: the last stage of the compiler page.
+
+A kernel that could not be built takes only its own groups along: their steps are replaced by reference evaluation,
+counted and warned about (under strict, raised).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from plait.emit.cpp import CppKernel
+from plait.emit.triton import emit_triton
+from plait.errors import BuildFailed, UnsupportedProgram
+from plait.options import Options
+from plait.runtime import report
+from plait.runtime.build import Built, build_cpp, build_triton, count_failures
+from plait.runtime.cache import cache_for
+from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
+from plait.runtime.link import Launch
+
+
+def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Executable:
+    """Emit, build and bind the kernels of `compiled` (compiler.Compiled)."""
+    launches: Sequence[Launch] = [launch for launch in compiled.launches if launch.parts]
+    graph = compiled.graph
+    constants = [_attribute(gm, name) for _, name in sorted(graph.constants.items())]
+    record = report.current()
+    with record.stage("build"):
+        built = _build(launches, graph, options)
+    failed = {k: built[k] for k in count_failures(built, [launch.name for launch in launches])}
+    if failed and options.strict:
+        first = next(iter(failed.values()))
+        assert isinstance(first, BuildFailed)
+        raise UnsupportedProgram(first.message, hint=first.hint, artifact=first.artifact) from first
+    if failed:
+        steps = tuple(_in_eager(s, launches, failed, graph, options) for s in script.steps)
+        script = replace(script, steps=steps)
+    kernels: list[Any] = [None if k in failed else b for k, b in enumerate(built)]
+    pool_bytes = None if options.pool_mb == Options().pool_mb else options.pool_mb << 20
+    return Executable(script, kernels, constants, lambda name: _attribute(gm, name), pool_bytes)
+
+
+def _build(launches: Sequence[Launch], graph: Any, options: Options) -> list[Built]:
+    target = options.backend
+    if target == "auto":
+        target = "triton" if graph.device.startswith("cuda") else "cpp"
+    if target == "eval":
+        return [BuildFailed("backend=eval: reference evaluation") for _ in launches]
+    programs = [tuple(part.program for part in launch.parts) for launch in launches]
+    if options.groups is not None:
+        # for bisection: only some launches become kernels
+        chosen = [k for k in range(len(launches)) if k in options.groups]
+        rest = replace(options, groups=None)
+        some = dict(zip(chosen, _build([launches[k] for k in chosen], graph, rest), strict=True))
+        return [some.get(k) or BuildFailed("not among the groups asked for") for k in range(len(launches))]
+    if target == "triton":
+        sources = [emit_triton(p, launch.name) for p, launch in zip(programs, launches, strict=True)]
+        report.trace("plait_kernels", lambda: "\n\n".join(s.text for s in sources))
+        report.current().details["sources"] = {s.name: s.text for s in sources}
+        symbols = [tuple(s for program in p for s in program.symbols) for p in programs]
+        return build_triton(sources, symbols, graph.device, graph.hint)
+    kernels = [CppKernel(launch.name, p) for p, launch in zip(programs, launches, strict=True)]
+    return build_cpp(kernels, cache_for(options), options.threads)
+
+
+def _attribute(gm: Any, name: str) -> Any:
+    found = gm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _in_eager(step: Step, launches: Sequence[Launch], failed: dict[int, Built], graph: Any, options: Options) -> Step:
+    """The step itself, or, for a kernel that was not built, its groups evaluated."""
+    if not isinstance(step, KernelStep) or step.kernel not in failed:
+        return step
+    launch = launches[step.kernel]
+    nodes = [n for part in launch.parts for n in part.tensors]
+    slots = dict(zip(nodes, step.buffers, strict=True))
+    stored = tuple(dict.fromkeys(n for g in launch.groups for n in g.stored))
+    return EagerStep(
+        graph,
+        tuple((n, s) for n, s in slots.items() if n not in stored),
+        stored,
+        tuple(slots[n] for n in stored),
+        "eager" if options.numerics == "eager" else "fused",
+        f"kernel {launch.name} was not built",
+    )

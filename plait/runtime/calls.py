@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from plait.errors import ImportFailed, InternalError
-from plait.frontend.externs import Arg, instantiate, resolve
-from plait.ir.graph import Node
+from plait.frontend.externs import instantiate, resolve
+from plait.ir.graph import Arg, Node
 from plait.runtime.kernel import Launch, Slots
 from plait.runtime.sizes import Sizes
 from plait.runtime.steps import EagerStep, ExternStep, OperandView
@@ -138,7 +138,7 @@ def eager_group(step: EagerStep, symbols: Mapping[str, int | float]) -> Launch:
     from plait.oracle.eval_graph import Evaluation, Value
 
     # sizes are bound already, and the group's inputs stand in for the graph's
-    graph = replace(step.graph, bindings={})
+    graph = replace(step.graph, bindings={}, constants={}, inputs=())
     atoms = sym_values(symbols)
     order = _members(step)
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from plait.errors import InternalError
-from plait.frontend.externs import Arg
 from plait.ir import index as ix
 from plait.ir.dtype import DType
-from plait.ir.graph import Builder, Graph, Input, Layout, Read, contiguous_strides, identity
+from plait.ir.graph import Arg, Builder, Graph, Input, Layout, Read, contiguous_strides, identity
 from plait.runtime import executable as ex
 from plait.runtime.calls import inplace_form
 from plait.runtime.executable import Executable

@@ -1,0 +1,281 @@
+"""Sources to kernels: g++ for C++, Triton's own compiler for CUDA. The only module that imports triton.
+
+Kernels of one graph are built together: equal ones once, C++ in a few translation units side by side, Triton kernels on
+threads. Every unit is built in a private folder that goes away whatever happens, and kept in the disk cache by content:
+source, headers, flags, compiler, processor.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from plait.emit import cpp
+from plait.emit.triton import TritonSource
+from plait.emit.writer import identifier
+from plait.errors import BuildFailed
+from plait.ir.index import Expr
+from plait.options import cxx_command
+from plait.runtime import folders, report
+from plait.runtime.cache import Cache, load_library_bytes
+from plait.runtime.folders import Unsafe
+from plait.runtime.kernel import CppKernel, Kernel
+from plait.runtime.triton_kernel import TritonKernel
+
+_TIMEOUT_SECONDS = 600.0
+_MOST_UNITS = 8
+_STAND_IN = "plait_kernel_name"  # what a kernel is called while equal ones are looked for
+
+Built = Kernel | BuildFailed
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def workers() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _side_by_side(fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    if len(items) < 2 or workers() < 2:
+        return [fn(i) for i in items]
+    with ThreadPoolExecutor(min(len(items), workers()), thread_name_prefix="plait-build") as pool:
+        return list(pool.map(fn, items))
+
+
+# ------------------------------------------------------------------------------------------------------------------ C++
+@dataclass(frozen=True)
+class _Unit:
+    """One translation unit: its text and the kernels in it, by their place in the caller's list."""
+
+    text: str
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+
+
+def build_cpp(kernels: Sequence[cpp.CppKernel], cache: Cache, threads: int | None = None) -> list[Built]:
+    """One entry a kernel: the built kernel, or why there is none. `threads`: what kernels run with (None: torch's)."""
+    texts: dict[str, int] = {}
+    same_as: list[int] = []
+    for place, k in enumerate(kernels):
+        text = cpp.emit_cpp([replace(k, name=_STAND_IN)])
+        # comments quote the user's lines and the group's number; they do not make kernels differ
+        same_as.append(texts.setdefault(re.sub(r"(?m)^\s*//.*\n", "", text), place))
+    distinct = [p for p in range(len(kernels)) if same_as[p] == p]
+    units = _units(kernels, distinct)
+    done: dict[int, Built] = {}
+    for unit, outcome in zip(units, _side_by_side(lambda u: _build_unit(u, cache, threads), units), strict=True):
+        if isinstance(outcome, BuildFailed) and len(unit.places) > 1:
+            # one bad kernel must not take its neighbours along
+            for place in unit.places:
+                alone = _units(kernels, [place])[0]
+                single = _build_unit(alone, cache, threads)
+                done[place] = single if isinstance(single, BuildFailed) else single[0]
+        else:
+            for nth, place in enumerate(unit.places):
+                done[place] = outcome if isinstance(outcome, BuildFailed) else outcome[nth]
+    return [done[same_as[p]] for p in range(len(kernels))]
+
+
+def _units(kernels: Sequence[cpp.CppKernel], places: Sequence[int]) -> list[_Unit]:
+    """Few enough that the headers are not read too often, many enough to use several processors."""
+    count = max(1, min(_MOST_UNITS, len(places) // 4))
+    out = []
+    for k in range(count):
+        mine = tuple(places[k::count])
+        if mine:
+            chosen = [kernels[p] for p in mine]
+            out.append(_Unit(cpp.emit_cpp(chosen), tuple(identifier(c.name) for c in chosen), mine))
+    return out
+
+
+def _build_unit(unit: _Unit, cache: Cache, threads: int | None) -> list[Kernel] | BuildFailed:
+    flags = cpp.compile_flags()
+    key = cpp_key(unit.text, flags)
+    try:
+        library = cache.load_library(key)
+        if library is None:
+            data = compile_cpp(unit.text, flags)
+            cache.put(key, data)
+            library = load_library_bytes(data)
+        return [CppKernel(getattr(library, name), library, threads) for name in unit.names]
+    except BuildFailed as failed:
+        return failed
+    except (OSError, AttributeError, Unsafe) as error:
+        return BuildFailed(f"the compiled kernels cannot be loaded: {error}")
+
+
+def cpp_key(source: str, flags: Sequence[str]) -> str:
+    """Everything a compiled unit depends on, as the cache's key text."""
+    parts = {
+        "kind": "c++",
+        "source": hashlib.sha256(source.encode()).hexdigest(),
+        "headers": hashlib.sha256(cpp.header_text().encode()).hexdigest(),
+        "flags": [f for f in flags if not f.startswith("-I")],
+        "compiler": compiler_identity(),
+        "processor": processor_identity(),
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+def compile_cpp(source: str, flags: Sequence[str]) -> bytes:
+    """The shared library's bytes. Raises BuildFailed with the compiler's words and a folder to look at."""
+    command = cxx_command()
+    try:
+        with folders.scratch_folder("plait-build-") as folder:
+            path = os.path.join(folder, "kernels.cpp")
+            with open(path, "x", encoding="utf-8") as out:
+                out.write(source)
+            done = subprocess.run(
+                [*command, *flags, "-o", os.path.join(folder, "kernels.so"), path],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                timeout=_TIMEOUT_SECONDS,
+            )
+            if done.returncode == 0:
+                with open(os.path.join(folder, "kernels.so"), "rb") as made:
+                    return made.read()
+            problem = done.stderr.strip() or f"exit status {done.returncode}"
+    except FileNotFoundError:
+        hint = "install one (apt install g++), or set CXX to a C++17 compiler"
+        raise BuildFailed(f"there is no C++ compiler {command[0]!r}", hint=hint) from None
+    except subprocess.TimeoutExpired:
+        problem = f"no end after {_TIMEOUT_SECONDS:.0f} s"
+    except (OSError, Unsafe) as error:
+        raise BuildFailed(f"kernels cannot be compiled: {error}", hint="set TMPDIR to a folder of your own") from error
+    first = next((line for line in problem.splitlines() if "error" in line), problem.splitlines()[0])
+    raise BuildFailed(
+        f"{command[0]} failed: {first[:300]}", artifact=_keep({"kernels.cpp": source, "stderr.txt": problem})
+    )
+
+
+def _keep(texts: dict[str, str]) -> str | None:
+    """Files for a bug report, in a new private folder; None when that is not possible."""
+    try:
+        folder = tempfile.mkdtemp(prefix="plait-failed-build-")
+        for name, text in texts.items():
+            with open(os.path.join(folder, name), "x", encoding="utf-8") as out:
+                out.write(text)
+    except OSError:
+        return None
+    return folder
+
+
+@functools.cache
+def compiler_identity() -> str:
+    """The compiler's path, version and target; "none" when there is no compiler."""
+    command = cxx_command()
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return f"{' '.join(command)}: {done.stdout.splitlines()[0] if done.stdout else done.returncode}"
+
+
+@functools.cache
+def processor_identity() -> str:
+    """What -march=native means here: the machine and its instruction sets."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as text:
+            lines = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in text if ":" in line}
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    named = [lines.get(k, "") for k in ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")]
+    features = hashlib.sha256((lines.get("flags") or lines.get("Features") or "").encode()).hexdigest()[:16]
+    return f"{platform.machine()} {' '.join(named).strip()} {features}"
+
+
+# --------------------------------------------------------------------------------------------------------------- Triton
+def build_triton(
+    sources: Sequence[TritonSource],
+    symbols: Sequence[tuple[str, ...]],
+    device: str,
+    size_hint: Callable[[Expr], int] | None = None,
+) -> list[Built]:
+    """One entry a kernel. `symbols` names the sizes each is launched with, in order. With `size_hint`, kernels are compiled
+    now, for sizes like those; else at their first launch."""
+    if importlib.util.find_spec("triton") is None:
+        failed = BuildFailed("triton is not installed", hint="pip install triton")
+        return [failed for _ in sources]
+    texts: dict[tuple[Any, ...], int] = {}
+    same_as = []
+    for place, s in enumerate(sources):
+        plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, re.sub(r"(?m)^\s*#.*\n", "", s.text))
+        same_as.append(texts.setdefault((plain, s.args, s.programs, s.num_warps, s.num_stages, symbols[place]), place))
+    distinct = [p for p in range(len(sources)) if same_as[p] == p]
+    built = _side_by_side(lambda p: _build_triton_one(sources[p], symbols[p], device, size_hint), distinct)
+    done = dict(zip(distinct, built, strict=True))
+    return [done[same_as[p]] for p in range(len(sources))]
+
+
+def _build_triton_one(
+    source: TritonSource, symbols: tuple[str, ...], device: str, size_hint: Callable[[Expr], int] | None
+) -> Built:
+    import triton
+
+    def watched() -> bool:
+        return triton.knobs.runtime.launch_enter_hook is not None
+
+    try:
+        kernel = TritonKernel(source, _import_text(source), symbols, device, watched)
+        if size_hint is not None:
+            kernel.compile(size_hint)
+    except Exception as error:  # Triton raises all kinds; the group then runs in eager, with this reason
+        words = str(error).strip()
+        return BuildFailed(
+            f"Triton failed: {type(error).__name__}: {words.splitlines()[-1][:300] if words else ''}",
+            artifact=_keep({f"{source.name}.py": source.text, "error.txt": words}),
+        )
+    return kernel
+
+
+@functools.cache
+def _source_folder() -> tempfile.TemporaryDirectory[str]:
+    """Where Triton modules lie while this process lives: Triton reads a kernel's source from its file."""
+    return tempfile.TemporaryDirectory(prefix="plait-triton-", ignore_cleanup_errors=True)
+
+
+def _import_text(source: TritonSource) -> Any:
+    """The kernel function of a module we wrote."""
+    name = f"plait_{source.name}_{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
+    path = os.path.join(_source_folder().name, f"{name}.py")
+    if name not in sys.modules:
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(source.text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return getattr(sys.modules[name], source.name)
+
+
+def count_failures(built: Sequence[Built], names: Sequence[str]) -> list[int]:
+    """Report each kernel that has none; their places."""
+    bad = [k for k, b in enumerate(built) if isinstance(b, BuildFailed)]
+    for k in bad:
+        failed = built[k]
+        assert isinstance(failed, BuildFailed)
+        reason = failed.message + (f" ({failed.hint})" if failed.hint else "")
+        report.add_fallback(
+            report.Fallback(
+                reason, "group", names[k], failed.origin or "", report.current().name, failed.artifact or ""
+            )
+        )
+    return bad

@@ -1,0 +1,137 @@
+"""Launching a Triton kernel: by Triton's own entry the first time, then straight through the compiled kernel's launcher.
+
+The straight way is taken when every pointer is 16-byte aligned, as it was when that kernel was compiled; sizes are fixed
+by `bind`. Where the program checks indices, the kernel reports into one pinned int32 of the host, which costs nothing
+unless a check fails; it is looked at around each launch, so a failure shows at the next launch after it happened, as
+asynchronous device errors do in eager.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from plait.emit.triton import TritonSource
+from plait.frontend.context import from_dtype
+from plait.ir import index as ix
+from plait.ir.index import Expr
+from plait.options import triton_is_interpreted
+from plait.runtime.kernel import Launch, Messages, Slots
+from plait.runtime.sizes import Sizes
+
+
+class TritonKernel:
+    """See kernel.Kernel. `function` is the @triton.jit function of `source`; `symbols` names what `bind` is given, in order;
+    `watched` says whether somebody hooks launches (a profiler), which only Triton's own entry serves."""
+
+    def __init__(
+        self, source: TritonSource, function: Any, symbols: tuple[str, ...], device: str, watched: Callable[[], bool]
+    ) -> None:
+        self.source, self.function, self.symbols, self.watched = source, function, symbols, watched
+        self.device = torch.device(device)
+        self.direct = self.device.type == "cuda" and not triton_is_interpreted()
+        self.options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **dict(source.options)}
+        self.fault: torch.Tensor | None = None
+        if source.has_fault:
+            self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=self.direct)
+
+    def compile(self, size_hint: Callable[[Expr], int]) -> None:
+        """Compile for aligned pointers and sizes like the hinted ones; raises what Triton raises."""
+        if not self.direct:
+            return
+        args: list[Any] = []
+        for a in self.source.args:
+            if a.kind == "symbol":
+                args.append(size_hint(ix.sym(a.name)))
+            else:
+                args.append(torch.int32 if a.kind == "fault" else from_dtype(a.dtype))
+        with torch.cuda.device(self.device):
+            self.function.warmup(*args, grid=(1,), **self.options)
+
+    def bind(self, buffers: tuple[int, ...], symbols: Sequence[int], messages: Messages) -> Launch:
+        """See kernel.Kernel. `buffers` and `symbols` are those of all parts in order, as the C++ kernels take them."""
+        values = dict(zip(self.symbols, symbols, strict=True))
+        starts = self._starts()
+        pointers = [buffers[starts[a.part] + a.index] for a in self.source.args if a.kind == "buffer"]
+        numbers = [values[a.name] for a in self.source.args if a.kind == "symbol"]
+        blocks = Sizes(values).one(self.source.programs)
+        if blocks == 0:
+            return lambda slots: None
+        said = self.source.messages or tuple(itertools.chain.from_iterable(messages))
+        run = self._by_triton(pointers, numbers, blocks, said)
+        return self._straight(pointers, numbers, blocks, said, run) if self.direct else run
+
+    def _starts(self) -> dict[int, int]:
+        """Where each part's buffers begin among all."""
+        counts: dict[int, int] = {}
+        for a in self.source.args:
+            if a.kind == "buffer":
+                counts[a.part] = counts.get(a.part, 0) + 1
+        return {part: sum(n for other, n in counts.items() if other < part) for part in counts}
+
+    def _by_triton(
+        self, pointers: list[int], numbers: list[int], blocks: int, messages: tuple[str, ...]
+    ) -> Callable[[Slots], Any]:
+        """By Triton's own entry, which specialises on alignment anew."""
+        launcher, options, fault, device = self.function[(blocks,)], self.options, self.fault, self.device
+        extra = () if fault is None else (fault,)
+
+        def launch(slots: Slots) -> Any:
+            tensors = [t if (t := slots[p]).device.type == device.type else t.to(device) for p in pointers]
+            if fault is not None:
+                _raise_if(fault, messages)
+            compiled = launcher(*tensors, *numbers, *extra, **options)
+            if fault is not None:
+                _raise_if(fault, messages)
+            return compiled
+
+        return launch
+
+    def _straight(
+        self,
+        pointers: list[int],
+        numbers: list[int],
+        blocks: int,
+        messages: tuple[str, ...],
+        run: Callable[[Slots], Any],
+    ) -> Launch:
+        fault, watched = self.fault, self.watched
+        tail = [*numbers, *(() if fault is None else (fault.data_ptr(),))]
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        current_stream = torch._C._cuda_getCurrentRawStream
+        compiled: Any = None
+
+        def launch(slots: Slots) -> None:
+            nonlocal compiled
+            tensors = [slots[p] for p in pointers]
+            at = [t.data_ptr() for t in tensors]
+            ready = compiled is not None and not watched()
+            aligned = True
+            for t, p in zip(tensors, at):
+                if p & 15 or not t.is_cuda:
+                    aligned = False
+            if not (ready and aligned):
+                made = run(slots)
+                if aligned and compiled is None:
+                    compiled = made
+                return
+            if fault is not None:
+                _raise_if(fault, messages)
+            stream = current_stream(index)
+            compiled.run(
+                blocks, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *at, *tail
+            )
+
+        return launch
+
+
+def _raise_if(fault: torch.Tensor, messages: tuple[str, ...]) -> None:
+    """Raise for a check that failed in a launch before now, once."""
+    code = ctypes.c_int32.from_address(fault.data_ptr()).value
+    if code:
+        fault.zero_()
+        raise IndexError(messages[code - 1] if code <= len(messages) else f"index out of range (check {code})")
