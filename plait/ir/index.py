@@ -358,16 +358,11 @@ class Facts:
         if e.axes() or e.values():
             low = self.lower(e)
             return low is not None and self.is_nonneg(low)
-        shifted = e
         env: dict[Atom, Expr] = {}
         for a in e.leaves():
             least, _ = self.symbols.get(str(a.args[0]), (0, None))
             env[a] = _single(a) + least
-        shifted = e.substitute(env) if env else e
-        # after the shift every symbol is >= 0, and so is every monomial of symbols, divisions and remainders of such
-        if any(a.kind == "div" for a in shifted.atoms()) and not all(c >= 0 for _, c in shifted.terms):
-            return False
-        return all(c >= 0 for _, c in shifted.terms)
+        return _has_no_negative(e.substitute(env) if env else e)
 
     def is_less(self, a: Expr, b: Expr) -> bool:
         """True when a < b is certain."""
@@ -377,6 +372,13 @@ class Facts:
         """True when 0 <= e < extent is certain."""
         low, high = self.lower(e), self.upper(e)
         return low is not None and high is not None and self.is_nonneg(low) and self.is_less(high, extent)
+
+
+def _has_no_negative(e: Expr) -> bool:
+    """e >= 0 when every symbol in it is >= 0: no negative coefficient, and no division of what could be negative."""
+    return all(c >= 0 for _, c in e.terms) and all(
+        _has_no_negative(a.args[0]) for a in e.atoms() if a.kind == "div" and isinstance(a.args[0], Expr)
+    )
 
 
 NO_FACTS = Facts()

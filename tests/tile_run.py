@@ -1,0 +1,101 @@
+"""Runs a planned and lowered graph with the evaluators alone: every kernel by run_tile, every ATen call by the graph
+evaluator. What comes out is judged against the whole graph's evaluation, so plan and lowering are tested without a
+compiler, and each kernel's addresses, double stores and unwritten elements are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.ir.graph import Graph, Node
+from plait.oracle.eval_graph import Evaluation, Value
+from plait.oracle.eval_tile import TileReport, flat_view, run_tile
+from plait.plan.layout import Layouts
+from plait.tile.lower import Lowered
+
+
+@dataclass
+class TileRun:
+    """`evaluation` answers for outputs and returns; `reports` has one entry a kernel part."""
+
+    evaluation: Evaluation
+    reports: list[tuple[Lowered, TileReport]]
+
+    def failed(self) -> list[str]:
+        """Messages of checks that failed."""
+        return [low.program.messages[code - 1] for low, r in self.reports for code in r.failed]
+
+
+def run_compiled(compiled: Any, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> TileRun:
+    """Execute `compiled` (compiler.Compiled) on CPU tensors."""
+    graph: Graph = compiled.graph
+    run = _TileRunner(graph, inputs, constants or {})
+    with torch.no_grad():
+        for launch in compiled.launches:
+            if launch.parts:
+                for part in launch.parts:
+                    run.kernel(part)
+            else:
+                run.need(launch.groups[0].nodes[0])
+        for n in graph.nodes():
+            if n.kind in ("source", "project") or n in compiled.plan.inline:
+                run.need(n)
+    return TileRun(run.ev, run.reports)
+
+
+class _TileRunner:
+    def __init__(self, graph: Graph, inputs: Sequence[Any], constants: Mapping[str, Any]) -> None:
+        self.ev = Evaluation(graph, inputs, "eager", constants)
+        self.layouts = Layouts(graph)
+        self.positions = {i.node: i.position for i in graph.inputs}
+        self.reports: list[tuple[Lowered, TileReport]] = []
+
+    def need(self, n: Node) -> Tensor:
+        """A node's value, computed by the graph evaluator where no kernel stored it."""
+        if n not in self.ev.values:
+            for r in n.reads:
+                self.need(r.source)
+            self.ev.values[n] = self.ev.compute(n)
+        return self.ev.values[n].rounded
+
+    def kernel(self, lowered: Lowered) -> None:
+        given: list[Tensor] = []
+        outs: list[tuple[Node, Tensor]] = []
+        for n, b in zip(lowered.tensors, lowered.program.buffers, strict=False):
+            if b.role == "out":
+                elems = self.ev.size(b.elems)
+                given.append(torch.full((max(elems, 0),), 77, dtype=_torch(n)))
+                outs.append((n, given[-1]))
+            else:
+                given.append(self.memory(n))
+        symbols = {str(a.args[0]): v for a, v in self.ev.symbols.items() if isinstance(v, int)}
+        report = run_tile(lowered.program, given, {s: symbols[s] for s in lowered.program.symbols}, complete=True)
+        for n, flat in outs:
+            shape, strides = self.ev.sizes(n.shape), self.ev.sizes(self.layouts.strides(n))
+            value = flat.as_strided(shape, strides)
+            self.ev.values[n] = Value(value, value)
+        self.reports.append((lowered, report))
+
+    def memory(self, n: Node) -> Tensor:
+        """The flat memory of a value, with the strides the kernel counts on."""
+        value = self.need(n)
+        argument = self.ev.arguments[self.positions[n]] if n in self.positions else None
+        strides = self.ev.sizes(self.layouts.strides(n))
+        if isinstance(argument, Tensor):
+            wrong = [d for d, k in enumerate(argument.shape) if k > 1 and argument.stride(d) != strides[d]]
+            assert not wrong, f"{n} has strides {argument.stride()}, the plan counts on {strides}"
+            return flat_view(argument)
+        span = 1 + sum((k - 1) * s for k, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
+        flat = torch.full((span,), 77, dtype=value.dtype)
+        flat.as_strided(value.shape, strides).copy_(value)
+        return flat
+
+
+def _torch(n: Node) -> torch.dtype:
+    from plait.oracle.semantics import TORCH
+
+    return TORCH[n.dtype]
