@@ -9,6 +9,11 @@ import pytest
 from arch import checks
 from arch.tree import ROOT, modules, tracked
 
+
+def _assert_none(breaches: list[str]) -> None:
+    assert not breaches, "\n".join(["", *breaches])
+
+
 PER_MODULE = (
     checks.check_layers,
     checks.check_outsiders,
@@ -19,7 +24,7 @@ PER_MODULE = (
 
 @pytest.mark.parametrize("rule", PER_MODULE, ids=lambda rule: rule.__name__)
 def test_every_module_keeps(rule) -> None:
-    assert not [b for name, (source, is_package) in modules().items() for b in rule(name, source, is_package)]
+    _assert_none([b for name, (source, is_package) in modules().items() for b in rule(name, source, is_package)])
 
 
 def test_no_import_cycles() -> None:
@@ -29,19 +34,19 @@ def test_no_import_cycles() -> None:
 def test_sizes_of_package_and_tests() -> None:
     python = {name: text for name, text in tracked().items() if name.endswith(".py")}
     assert len(python) > 20
-    assert not [b for name, text in python.items() for b in checks.check_sizes(name, text)]
+    _assert_none([b for name, text in python.items() for b in checks.check_sizes(name, text)])
 
 
 def test_modules_say_what_they_are_for() -> None:
-    assert not [b for name, (source, _) in modules().items() for b in checks.check_docstring(name, source)]
+    _assert_none([b for name, (source, _) in modules().items() for b in checks.check_docstring(name, source)])
 
 
 def test_broad_excepts_say_why() -> None:
-    assert not [b for name, (source, _) in modules().items() for b in checks.check_broad_except(name, source)]
+    _assert_none([b for name, (source, _) in modules().items() for b in checks.check_broad_except(name, source)])
 
 
 def test_text_speaks_only_of_the_project() -> None:
-    assert not [b for name, text in tracked().items() if name != "LICENSE" for b in checks.check_text(name, text)]
+    _assert_none([b for name, text in tracked().items() if name != "LICENSE" for b in checks.check_text(name, text)])
 
 
 def _run_python(code: str) -> None:

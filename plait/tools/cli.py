@@ -1,0 +1,151 @@
+"""The `plait` command. Imports nothing heavy until a command runs, so that `--help` answers at once.
+
+Exit codes: 0 fine; 1 it ran and found something wrong; 2 the command line or a file it names is at fault; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from plait.errors import PlaitError, UserError
+from plait.tools.bench import PEERS, SUITES
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+class _Commands(click.Group):
+    """Turns plait's own errors into one clear message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(2)
+        except PlaitError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="plait")
+def main() -> None:
+    """plait: a kernel-fusion compiler for PyTorch whose decisions can be read."""
+
+
+@main.command()
+@click.argument("file", required=False)
+@click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Refused fusions to list.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads (default: torch's).")
+@click.option("--backend", default="plait", hidden=True)
+@_AS_JSON
+def demo(file: str | None, top: int, threads: int | None, backend: str, as_json: bool) -> NoReturn:
+    """Embed the sentences of FILE (one a line; a sample without it) in eager, under plait and under Inductor, and compare."""
+    from plait.tools.demo import read_sentences
+
+    sentences = read_sentences(file)  # before torch is loaded: a wrong name should say so at once
+    from plait.tools.demo import run
+
+    sys.exit(run(sentences, top=top, threads=threads, backend=backend, as_json=as_json))
+
+
+@main.command()
+@click.option("--suite", type=click.Choice(SUITES), default="kernels", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--peers", default="eager,inductor", show_default=True, help=f"Of {', '.join(PEERS)}; comma-separated.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the rows here, after each one.")
+@click.option("--only", help="Regular expression on workload names.")
+@click.option("--seconds", default=5.0, show_default=True, help="Measuring time a workload.")
+@click.option(
+    "--train-steps", default=20, show_default=True, help="Steps of the loss-curve check of training models; 0: none."
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads (default: torch's).")
+@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@click.option(
+    "--timeout", default=900.0, show_default=True, help="Seconds without a row before a workload is given up."
+)
+@click.option("--backend", default="plait", hidden=True)
+def bench(
+    suite: str,
+    device: str,
+    peers: str,
+    json_path: str | None,
+    only: str | None,
+    seconds: float,
+    train_steps: int,
+    threads: int | None,
+    options: tuple[str, ...],
+    timeout: float,
+    backend: str,
+) -> NoReturn:
+    """Time the workloads against eager and Inductor, check their results, and print a table.
+
+    Contenders take turns; medians are reported. A workload that fails is a row with its error, and the exit code is 1."""
+    from plait.tools.bench import Job, run
+    from plait.tools.bench_main import parse_options
+
+    names = tuple(p for p in peers.split(",") if p)
+    given: dict[str, Any] = dict(parse_options(options))
+    job = Job(suite, device, names, json_path, only, seconds, backend, given, train_steps, threads, timeout)
+    sys.exit(run(job))
+
+
+@main.command()
+@_AS_JSON
+def doctor(as_json: bool) -> NoReturn:
+    """Say what this machine has and lacks for plait, with the remedy, and run one kernel."""
+    from plait.tools.doctor import run
+
+    sys.exit(run(as_json))
+
+
+@main.group()
+def cache() -> None:
+    """The disk cache of compiled kernels: where, how large, tidy up."""
+
+
+@cache.command("path")
+def cache_path() -> None:
+    """Print the cache's folder."""
+    from plait.tools import cache_commands
+
+    click.echo(cache_commands.folder())
+
+
+@cache.command("stats")
+@_AS_JSON
+def cache_stats(as_json: bool) -> None:
+    """Entries, size, and limit."""
+    from plait.tools import cache_commands
+
+    found = cache_commands.stats()
+    if as_json:
+        click.echo(json_module.dumps(found))
+    else:
+        for name, value in found.items():
+            click.echo(f"{name:12s} {value}")
+
+
+@cache.command("prune")
+@click.option("--limit-mb", type=click.IntRange(0), help="Size to shrink to (default: the option cache_mb).")
+def cache_prune(limit_mb: int | None) -> None:
+    """Remove the entries used longest ago, down to the size limit."""
+    from plait.tools import cache_commands
+
+    click.echo(cache_commands.prune(limit_mb))
+
+
+@cache.command("clear")
+def cache_clear() -> None:
+    """Remove every entry."""
+    from plait.tools import cache_commands
+
+    click.echo(cache_commands.prune(0))
+
+
+if __name__ == "__main__":
+    main()
