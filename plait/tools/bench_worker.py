@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from plait.tools import bench_check, bench_programs, bench_timing
+from plait.tools.backends import compiled_by
 from plait.tools.bench_programs import Fn, Program
 from plait.tools.bench_timing import Ceilings
 
@@ -46,9 +47,9 @@ class Bench:
         """`fn` compiled by plait or a peer."""
         torch._dynamo.config.cache_size_limit = 64
         if who in INDUCTOR_MODES:
-            return torch.compile(fn, backend="inductor", mode=INDUCTOR_MODES[who])
+            return compiled_by(fn, "inductor", INDUCTOR_MODES[who])
         options = {**self.options, "cache_dir": self.cache_dir} if self.backend == "plait" else None
-        return torch.compile(fn, backend=self.backend, options=options)
+        return compiled_by(fn, self.backend, options=options)
 
     def warm_up(self, who: str, train: bool) -> None:
         """Load a compiler's own code before its first measured compilation."""
