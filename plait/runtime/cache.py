@@ -244,6 +244,19 @@ class Cache:
             **asdict(self.stats),
         }
 
+    def prune(self, limit_bytes: int | None = None) -> int:
+        """Remove the entries used longest ago, down to nine tenths of a limit that is passed; how many went."""
+        if not self.usable:
+            return 0
+        with self._lock:
+            before, own = self.stats.evicted, self.limit_bytes
+            self._size, self.limit_bytes = None, own if limit_bytes is None else limit_bytes
+            try:
+                self._make_room(0)
+            finally:
+                self.limit_bytes = own
+            return self.stats.evicted - before
+
     def clear(self) -> int:
         """Remove every entry; how many there were."""
         removed = 0

@@ -136,7 +136,7 @@ def cache_prune(limit_mb: int | None) -> None:
     """Remove the entries used longest ago, down to the size limit."""
     from plait.tools import cache_commands
 
-    click.echo(cache_commands.prune(limit_mb))
+    click.echo(f"{cache_commands.prune(limit_mb)} entries removed")
 
 
 @cache.command("clear")
@@ -144,7 +144,17 @@ def cache_clear() -> None:
     """Remove every entry."""
     from plait.tools import cache_commands
 
-    click.echo(cache_commands.prune(0))
+    click.echo(f"{cache_commands.prune(0)} entries removed")
+
+
+@cache.command("verify")
+def cache_verify() -> NoReturn:
+    """Check every entry; bad ones are moved to quarantine, and the exit code is 1."""
+    from plait.tools import cache_commands
+
+    good, bad = cache_commands.verify()
+    click.echo(f"{good} sound, {bad} bad")
+    sys.exit(1 if bad else 0)
 
 
 if __name__ == "__main__":
