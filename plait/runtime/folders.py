@@ -7,6 +7,7 @@ A folder is private when every ancestor belongs to us or root and nobody else ma
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -61,7 +62,12 @@ def open_private(path: str) -> int:
 def open_in(folder: int, name: str, flags: int, mode: int = 0o600) -> int:
     """Open a file of a folder, never through a link; a file must be regular, ours, and have one name. Does not block on a
     FIFO. Raises Unsafe or OSError."""
-    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode, dir_fd=folder)
+    try:
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise Unsafe(f"{name} is a symbolic link or a folder") from error
+        raise
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink != 1:
         os.close(fd)
