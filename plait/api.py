@@ -17,7 +17,7 @@ def backend(
     chosen = Options.make(mode, options)
     from plait.compiler import compile_graph
     from plait.frontend.capture import capture, user_line
-    from plait.frontend.fx_import import decompositions
+    from plait.frontend.externs import decompositions
     from plait.runtime.guarded import compile_one
 
     def one(graph: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
