@@ -397,6 +397,21 @@ def parts_side_by_side() -> Case:
 
 
 @case
+def row_divisions() -> Case:
+    tiny, big, inf, nan = 1e-40, 3e38, float("inf"), float("nan")
+    x = torch.cat((randn(9, 13), torch.tensor([[0.0, inf, -inf, nan, tiny, big, 1, -1, 3, 5e-45, -0.0, 2**-126, 7]])))
+    s = torch.tensor([3.0, -0.1, tiny, big, inf, nan, 0.0, -0.0, 7e-39, 49.0])
+    m = Make("p0 p1", [10, 13], "form=flat tile=p0:4,p1:16 vector=p1")
+    a, b = m.load(x, P0 * 13 + P1), m.load(s, P0)
+    m.store(torch.zeros(10, 13), P0 * 13 + P1, m.let("div", a, b))
+    m.store(torch.zeros(10, 13, dtype=torch.bfloat16), P0 * 13 + P1, m.let("div", a, b))
+    for c in (3.0, 8.0, 1e-30, -0.7):
+        m.store(torch.zeros(10, 13), P0 * 13 + P1, m.let("div", a, m.const(c)))
+    y = x / s[:, None]
+    return Case(m, [y, y.bfloat16(), x / 3, x / 8, x / 1e-30, x / -0.7], rtol=0, atol=0)
+
+
+@case
 def empty_dims() -> Case:
     x = torch.full((1,), 7.0)
     m = Make("p0 r0", [3, 0], "form=flat tile=p0:1,r0:all vector=r0")

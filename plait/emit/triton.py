@@ -11,9 +11,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plait.emit.triton_accuracy import Accuracy
 from plait.emit.triton_helpers import closure
 from plait.emit.triton_index import Axes, DimPlan, Indexer, Local, plan_dims, size_name, spans
-from plait.emit.triton_ops import Call, convert, convert_up, literal, rule_of, tl_type
+from plait.emit.triton_ops import (
+    Call,
+    convert,
+    convert_up,
+    division_by_constant,
+    division_by_few,
+    literal,
+    rule_of,
+    tl_type,
+)
 from plait.emit.triton_reduce import Reducer
 from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
@@ -51,8 +61,7 @@ class TritonSource:
     num_stages: int
     has_fault: bool
     messages: tuple[str, ...] = ()
-    # eager rounds every product before it is added: no contraction into fused multiply-adds
-    options: tuple[tuple[str, bool], ...] = (("enable_fp_fusion", False),)
+    options: tuple[tuple[str, bool], ...] = ()
 
 
 def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_saturates: bool = True) -> TritonSource:
@@ -82,6 +91,7 @@ def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_sat
         num_stages=max(p.schedule.stages for p in programs),
         has_fault=args[-1:] != () and args[-1].kind == "fault",
         messages=tuple(m for p in programs for m in p.messages),
+        options=(("enable_fp_fusion", all(e.accuracy.may_contract for e in emitters)),),
     )
 
 
@@ -142,6 +152,7 @@ class Emitter:
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
         self.count = 0
         self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
+        self.accuracy = Accuracy(program)
         self.pending: set[int] = set()  # reductions that an open loop carries
 
     # ---------------------------------------------------------------- text
@@ -269,8 +280,26 @@ class Emitter:
             args = self.ix.guards(attrs["guard"], axes)
         elif OPS[s.op].kind == "random":
             args += [self.ix.text(attrs["linear"], axes), str(attrs["draw"])]
-        self.put(f"v{s.out} = {rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs))}")
+        fast = self.accuracy.fast_exp(s) if s.op == "exp" else self.accuracy.tolerant(s.out)
+        quotient = self.quotient(s, axes, fast) if s.op == "div" and s.dtype is DType.f32 else None
+        text = quotient or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))
+        self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+
+    def quotient(self, s: Let, axes: Axes, fast: bool) -> str | None:
+        """The text of a division that is cheaper than one a point, or None."""
+        x = self.ix.operand(s.args[0], axes)
+        value = self.accuracy.constant(s.args[1])
+        if value is not None:
+            return division_by_constant(x, value, fast)
+        divisor = self.ix.locals[s.args[1]]
+        if divisor.axes == axes:
+            return None
+        lines, text = division_by_few(
+            x, divisor.text, lambda name: self.ix.widen(name, divisor.axes, axes), f"v{s.out}", fast
+        )
+        self.put(*lines)
+        return text
 
     def _mask(self, dims: tuple[int, ...], guard: tuple[Expr, ...], values: frozenset[int], to: Axes) -> str:
         parts = self.ix.inside(dims, to) + self.ix.guards(guard, to)

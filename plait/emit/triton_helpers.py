@@ -57,16 +57,31 @@ def _logaddexp(a, b):
     # equal infinities would give inf - inf
     return tl.where((low == high) & (tl.abs(low) == float("inf")), high, libdevice.log1p(libdevice.exp(low - high)) + high)
 
+def _scale_of(d):
+    # a power of two that brings a divisor away from the ends of the range (its reciprocal is neither infinite nor
+    # subnormal then), with the divisor's sign
+    a = tl.abs(d)
+    k = tl.where(a > 1152921504606846976.0, 8.673617379884035e-19, 1.0)
+    k = tl.where(a < 8.673617379884035e-19, 1152921504606846976.0, k)
+    return tl.where(d < 0, k * -1.0, k)
+
+def _quotient(x, d, r):
+    # x / d correctly rounded, given d >= 0 and r = 1 / d: the remainder corrects the first quotient where it is finite.
+    # The signs are such that a zero quotient keeps its own.
+    q = x * r
+    e = tl.fma(q, d, x * -1.0)
+    return tl.where(tl.abs(e) < float("inf"), tl.fma(e * -1.0, r, q), q)
+
 def _rsqrt(x):
     # the hardware instruction flushes subnormal arguments to zero
     tiny = x < 1.1754943508222875e-38
     return tl.rsqrt(tl.where(tiny, x * 16777216.0, x)) * tl.where(tiny, 4096.0, 1.0)
 
 def _sigmoid(x):
-    return tl.div_rn(1.0, 1.0 + libdevice.exp(-x))
+    return tl.div_rn(1.0, 1.0 + libdevice.exp(x * -1.0))
 
 def _sigmoid64(x):
-    return 1.0 / (1.0 + libdevice.exp(-x))
+    return 1.0 / (1.0 + libdevice.exp(x * -1.0))
 
 def _remainder_f(a, b):
     r = libdevice.fmod(a, b)

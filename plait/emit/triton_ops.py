@@ -7,6 +7,7 @@ on f32 is an approximation, its `sqrt` too.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class Call:
     types: tuple[DType, ...]
     dtype: DType
     attrs: Mapping[str, Any]
+    fast: bool = False  # errors of a few ulps of f32 are invisible in what becomes of the result
 
 
 Rule = Callable[[Call], str]
@@ -95,8 +97,8 @@ def _fmt(template: str) -> Rule:
     return lambda c: template.format(*c.args)
 
 
-def _by_width(f32: str, f64: str) -> Rule:
-    return lambda c: (f64 if c.dtype is DType.f64 else f32).format(*c.args)
+def _by_width(f32: str, f64: str, fast: str = "") -> Rule:
+    return lambda c: (f64 if c.dtype is DType.f64 else fast if c.fast and fast else f32).format(*c.args)
 
 
 def _bool_or(on_bool: str, otherwise: str) -> Rule:
@@ -205,8 +207,9 @@ def _rules() -> dict[str, Rule]:
         "sign": _sign,
         "sqrt": _by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
         "rsqrt": _by_width("_rsqrt({0})", "libdevice.rsqrt({0})"),
-        "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}"),
-        "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})"),
+        "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}", "1.0 / {0}"),
+        "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "1.0 / (1.0 + tl.exp({0} * -1.0))"),
+        "exp": _by_width("libdevice.exp({0})", "libdevice.exp({0})", "tl.exp({0})"),
         "log": _fmt("tl.log({0})"),
         "log2": _fmt("tl.log2({0})"),
         "sin": _fmt("tl.sin({0})"),
@@ -222,7 +225,7 @@ def _rules() -> dict[str, Rule]:
         "mul": _bool_or("{0} & {1}", "{0} * {1}"),
         "maximum": lambda c: _extreme(c, "maximum", "|", nan),
         "minimum": lambda c: _extreme(c, "minimum", "&", nan),
-        "div": _by_width("tl.div_rn({0}, {1})", "{0} / {1}"),
+        "div": _by_width("tl.div_rn({0}, {1})", "{0} / {1}", "{0} / {1}"),
         "fmod_f": _libdevice("fmod", 2),
         "remainder_f": _fmt("_remainder_f({0}, {1})"),
         "fmax": _fmt("tl.where(({0} > {1}) | ({1} != {1}), {0}, {1})"),
@@ -245,10 +248,36 @@ def _rules() -> dict[str, Rule]:
         "ne": _fmt("{0} != {1}"),
     }
     rules |= {n: _compare(o) for n, o in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))}
-    plain = "exp exp2 expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma"
+    plain = "exp2 expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma"
     rules |= {n: _libdevice(n) for n in plain.split()}
     rules |= {n: _libdevice(n, 2) for n in ("pow", "atan2", "copysign", "hypot", "nextafter")}
     return rules
+
+
+def division_by_constant(x: str, divisor: float, fast: bool) -> str | None:
+    """x / divisor in f32 by multiplication, or None where only a division is right."""
+    d = _f32(divisor)
+    if not 2.0**-60 <= abs(d) <= 2.0**60:
+        return None
+    r = _f32(1.0 / d)
+    if fast or abs(math.frexp(d)[0]) == 0.5:
+        return f"{x} * {r!r}"
+    return f"_quotient({x}, {d!r}, {r!r})" if d > 0 else f"_quotient({x} * -1.0, {-d!r}, {-r!r})"
+
+
+def division_by_few(
+    x: str, divisor: str, widened: Callable[[str], str], name: str, fast: bool
+) -> tuple[list[str], str]:
+    """(lines, text) of x / divisor in f32 where the divisor varies over fewer axes: one reciprocal for many quotients.
+    `widened` makes a name that varies as the divisor does fit x."""
+    lines = [f"{name}_k = _scale_of({divisor})", f"{name}_d = {divisor} * {name}_k"]
+    lines.append(f"{name}_r = tl.div_rn(1.0, {name}_d)")
+    k, d, r = (widened(f"{name}_{part}") for part in "kdr")
+    return lines, f"{x} * {k} * {r}" if fast else f"_quotient({x} * {k}, {d}, {r})"
+
+
+def _f32(x: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", x))[0])
 
 
 def _extreme(c: Call, name: str, on_bool: str, nan: str) -> str:

@@ -1,0 +1,118 @@
+"""Where an emitted kernel may be less exact than f32 and nobody can see it, and where it must not contract a*b+c.
+
+A value is *tolerant* when all it leads to is storage of 16 bits or fewer, through operations that neither jump nor cancel:
+an error of a few f32 ulps is then far below the rounding of the store. Divisions and exponentials of such values take the
+hardware's approximations. A contraction (one rounding instead of two) shows where products cancel, so a kernel that adds
+or subtracts a product is compiled without; a sum reduction of products may contract, it gains accuracy.
+"""
+
+from __future__ import annotations
+
+from plait.ir.dtype import DType
+from plait.tile.program import Let, Reduce, Scan, Stmt, Store, TileProgram
+
+_SMOOTH = frozenset(
+    [
+        "mul",
+        "div",
+        "neg",
+        "abs",
+        "copy",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "round",
+        "sigmoid",
+        "tanh",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "exp",
+        "where",
+    ]
+)
+# operators whose emitted form may end in a product
+_PRODUCTS = frozenset({"mul", "div", "neg", "reciprocal"})
+
+
+class Accuracy:
+    """What is known of a program's locals."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.defs = {s.out: s for s in program.walk() if isinstance(s, (Let, Reduce))}
+        self.uses: dict[int, list[Stmt]] = {}
+        for s in program.walk():
+            for k in _operands(s):
+                self.uses.setdefault(k, []).append(s)
+        self.stored = {i: b.dtype for i, b in enumerate(program.buffers)}
+        self.known: dict[int, bool] = {}
+
+    def constant(self, v: int) -> float | None:
+        """The value of a local that is a constant."""
+        d = self.defs.get(v)
+        return float(d.attr("value")) if isinstance(d, Let) and d.op == "const" else None
+
+    def tolerant(self, v: int) -> bool:
+        """Errors of a few ulps in v are invisible."""
+        found = self.known.get(v)
+        if found is None:
+            found = self.known[v] = bool(self.uses.get(v)) and all(self._forgives(s, v) for s in self.uses[v])
+        return found
+
+    def _forgives(self, s: Stmt, v: int) -> bool:
+        if isinstance(s, Store):
+            return s.value == v and self.stored[s.buffer].is_storage_only
+        if isinstance(s, Reduce):
+            return s.monoid in ("max", "min") and self.tolerant(s.out)
+        if not isinstance(s, Let) or s.op not in _SMOOTH or not s.dtype.is_float:
+            return False
+        if s.op == "round" and not any(k == "dtype" for k, _ in s.attrs):
+            return False
+        if s.op == "where" and s.args[0] == v:
+            return False
+        return self.tolerant(s.out)
+
+    def fast_exp(self, s: Let) -> bool:
+        """The hardware's exponential does for s: also for exp(x - max x) that is only summed, where large arguments, of
+        which the approximation loses relative accuracy, hardly count."""
+        if s.dtype is not DType.f32:
+            return False
+        for use in self.uses.get(s.out, []):
+            summed = isinstance(use, Reduce) and use.monoid == "sum" and self._below_maximum(s.args[0])
+            if not summed and not self._forgives(use, s.out):
+                return False
+        return bool(self.uses.get(s.out))
+
+    def _below_maximum(self, v: int) -> bool:
+        d = self.defs.get(v)
+        if not isinstance(d, Let) or d.op != "sub":
+            return False
+        return self._is_maximum(d.args[1])
+
+    def _is_maximum(self, v: int) -> bool:
+        d = self.defs.get(v)
+        if isinstance(d, Let) and d.op == "where":  # softmaxes that replace the maximum of a fully masked row
+            return self._is_maximum(d.args[1]) or self._is_maximum(d.args[2])
+        if isinstance(d, Let) and d.op == "round":
+            return self._is_maximum(d.args[0])
+        return isinstance(d, Reduce) and d.monoid == "max"
+
+    @property
+    def may_contract(self) -> bool:
+        """No float sum or difference has a product for an operand."""
+        for s in self.defs.values():
+            if isinstance(s, Let) and s.op in ("add", "sub") and s.dtype.is_float:
+                for k in s.args:
+                    d = self.defs.get(k)
+                    if isinstance(d, Let) and d.op in _PRODUCTS:
+                        return False
+        return True
+
+
+def _operands(s: Stmt) -> list[int]:
+    if isinstance(s, Let):
+        return list(s.args)
+    if isinstance(s, (Reduce, Scan)):
+        return [s.arg]
+    return [s.value] if isinstance(s, Store) else []
