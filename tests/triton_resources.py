@@ -43,6 +43,7 @@ class Resources:
     stack: int
     shared: int
     ptx: str
+    cubin: bytes = b""
 
     @property
     def widest_load(self) -> int:
@@ -67,4 +68,16 @@ def compile_sm90(source: TritonSource) -> Resources:
         tool = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         text = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, check=True).stdout
     found = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", text)}
-    return Resources(found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared, kernel.asm["ptx"])
+    return Resources(
+        found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared, kernel.asm["ptx"], kernel.asm["cubin"]
+    )
+
+
+def sass(r: Resources) -> list[str]:
+    """The machine instructions, one a line."""
+    tool = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(r.cubin)
+        f.flush()
+        text = subprocess.run([str(tool), "-c", f.name], capture_output=True, text=True, check=True).stdout
+    return [m.group(1).strip() for m in re.finditer(r"/\*[0-9a-f]{4}\*/\s+(.*?);", text)]

@@ -3,7 +3,7 @@
 A value is *tolerant* when all it leads to is storage of 16 bits or fewer, through operations that neither jump nor cancel:
 an error of a few f32 ulps is then far below the rounding of the store. Divisions and exponentials of such values take the
 hardware's approximations. A contraction (one rounding instead of two) shows where products cancel, so a kernel that adds
-or subtracts a product is compiled without; a sum reduction of products may contract, it gains accuracy.
+a product to more than a constant is compiled without; a sum reduction of products may contract, it gains accuracy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _SMOOTH = frozenset(
         "where",
     ]
 )
-# operators whose emitted form may end in a product
-_PRODUCTS = frozenset({"mul", "div", "neg", "reciprocal"})
 
 
 class Accuracy:
@@ -100,14 +98,20 @@ class Accuracy:
 
     @property
     def may_contract(self) -> bool:
-        """No float sum or difference has a product for an operand."""
+        """No float sum or difference has a product for one operand and more than a constant for the other."""
         for s in self.defs.values():
             if isinstance(s, Let) and s.op in ("add", "sub") and s.dtype.is_float:
-                for k in s.args:
-                    d = self.defs.get(k)
-                    if isinstance(d, Let) and d.op in _PRODUCTS:
+                for k, other in (s.args, s.args[::-1]):
+                    if self._is_product(k) and self.constant(other) is None:
                         return False
         return True
+
+    def _is_product(self, v: int) -> bool:
+        # a quotient is none: those that end in a product are tolerant, and a sum does not tolerate
+        d = self.defs.get(v)
+        if isinstance(d, Let) and d.op in ("neg", "copy"):
+            return self._is_product(d.args[0])
+        return isinstance(d, Let) and d.op == "mul"
 
 
 def _operands(s: Stmt) -> list[int]:
