@@ -67,7 +67,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     load_tables()
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    return {op: fn for op, fn in table.items() if str(op) not in LOWERINGS and role_of(op) == "opaque"}
+    table[torch.ops.aten.roll.default] = _roll
+    return {op: fn for op, fn in table.items() if fn is _roll or (str(op) not in LOWERINGS and role_of(op) == "opaque")}
+
+
+def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """Eager's roll on the CPU is a cat of two slices, and has a cat's layout; its fake kernel says contiguous."""
+    if x.is_contiguous() or x.device.type != "cpu" or len(dims) != 1 or x.numel() == 0:
+        return NotImplemented
+    n = x.shape[dims[0]]
+    start = (n - shifts[0]) % n
+    return torch.cat([x.narrow(dims[0], start, n - start), x.narrow(dims[0], 0, start)], dims[0])
 
 
 # ------------------------------------------------------------------------------------------------ names of operators

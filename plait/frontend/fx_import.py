@@ -12,19 +12,37 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from plait.errors import ImportFailed, InternalError
 from plait.frontend import symbolic
 from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
 from plait.frontend.externs import Attr, extern_maker, load_tables, operand_read
-from plait.frontend.layout import is_dense
+from plait.frontend.layout import elementwise_strides, is_dense
 from plait.frontend.origins import origin_of
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Shape, contiguous_strides
 from plait.ir.index import Expr
+
+# binary operators whose fake kernels order dimensions otherwise than eager's iterator does
+_MISREPORTED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "copysign.Tensor",
+        "floor_divide.default",
+        "heaviside.default",
+        "logaddexp.default",
+        "logaddexp2.default",
+        "logical_and.default",
+        "logical_or.default",
+        "logical_xor.default",
+        "special_xlog1py.default",
+        "xlogy.Tensor",
+    )
+)
 
 
 def import_fx(
@@ -49,6 +67,7 @@ class _Result:
     outputs: list[Output]
     returns: list[tuple[Any, ...]]
     places: dict[torch.fx.Node, int]
+    memory: dict[int, int]  # fake storages of returned tensors, numbered
 
 
 class _Importer:
@@ -72,7 +91,7 @@ class _Importer:
         self.constants: dict[int, str] = {}
         self.origins: dict[Node, tuple[Origin, ...]] = {}
         self.layouts: dict[Node, Shape] = {}
-        self.result = _Result([], [], {})
+        self.result = _Result([], [], {}, {})
 
     def run(self) -> Graph:
         self.sizes.bind_all(list(_sources(self.placeholders)))
@@ -142,7 +161,8 @@ class _Importer:
         dtype = to_dtype(held.dtype)
         if name.startswith("_tensor_constant") and held.ndim == 0 and dtype is not None and type(held) is torch.Tensor:
             # a number written in the user's code; nothing can change it later
-            return self.ctx.const(held.item(), dtype)
+            with unset_fake_temporarily():
+                return self.ctx.const(held.item(), dtype)
         position = len(self.placeholders) + len(self.constants)
         self.constants[position] = name
         return self._input(fx.name, held, position)
@@ -224,7 +244,7 @@ class _Importer:
             return tuple(self._checked(fx, f, v, before) for f, v in zip(found, val, strict=True))
         if not isinstance(val, torch.Tensor):
             return found
-        shape, strides = self.sizes.shape(val.shape), _strides(self.sizes, val)
+        shape, strides = self.sizes.shape(val.shape), self._eager_strides(fx, val)
         if not isinstance(found, Tensor) or len(found.shape) != len(shape) or found.dtype is not to_dtype(val.dtype):
             raise InternalError(f"the lowering of {fx.target} gives {found!r} where eager gives {val}")
         for have, want in zip(found.shape, shape, strict=True):
@@ -233,6 +253,16 @@ class _Importer:
         if found.source.serial >= before and found.source.kind != "extern":
             self._note_layout(found, strides)
         return replace(found, shape=shape, strides=strides)
+
+    def _eager_strides(self, fx: torch.fx.Node, val: torch.Tensor) -> Shape:
+        """The fake tensor's strides, but for operators whose fake result has another layout than the real one."""
+        if str(fx.target) in _MISREPORTED:
+            operands = [self.env[n] for n in fx.all_input_nodes]
+            pairs = [(t.shape, t.strides or contiguous_strides(t.shape)) for t in operands if isinstance(t, Tensor)]
+            found = elementwise_strides(pairs, self.sizes.shape(val.shape))
+            if found is not None:
+                return found
+        return _strides(self.sizes, val)
 
     def _note_layout(self, x: Tensor, strides: Shape) -> None:
         """Eager's strides of a new node's value, when the result shows that value with its dimensions in some order."""
@@ -285,11 +315,20 @@ class _Importer:
             strides = value.strides if value.strides is not None else contiguous_strides(value.shape)
             device = str(val.device) if isinstance(val, torch.Tensor) else self.device
             self.result.places[leaf] = len(self.result.outputs)
-            self.result.outputs.append(
-                Output(leaf.name, operand_read(replace(value, strides=strides)), strides, device=device)
-            )
+            read = operand_read(replace(value, strides=strides))
+            self.result.outputs.append(Output(leaf.name, read, strides, device=device, memory=self._memory_of(leaf)))
         kind = "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "item"
         return (kind, self.result.places[leaf])
+
+    def _memory_of(self, leaf: torch.fx.Node) -> int | None:
+        """The number of a returned tensor's storage, read off the fake tensors."""
+        key = _storage(leaf.meta.get("val"))
+        if key is None:
+            return None
+        for n, position in self.position.items():
+            if _storage(n.meta.get("val")) == key:
+                return -1 - position
+        return self.result.memory.setdefault(key, len(self.result.memory))
 
     def _argument(self, a: Any) -> Any:
         """FX argument → values: nodes are looked up, SymInts become Exprs, containers are kept."""
@@ -310,6 +349,12 @@ def _strides(sizes: Sizes, val: torch.Tensor) -> Shape:
     if val.layout is not torch.strided:
         return contiguous_strides(sizes.shape(val.shape))
     return sizes.shape(val.stride())
+
+
+def _storage(val: Any) -> int | None:
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        return None
+    return int(val.untyped_storage()._cdata)
 
 
 def _tensors(val: Any) -> Iterator[torch.Tensor]:

@@ -121,6 +121,9 @@ class Output:
     strides: Shape
     writes_to: int | None = None
     device: str = "cpu"
+    # which memory eager returns this in: outputs with equal numbers >= 0 share memory, others must not, though one node
+    # may give both; -1 - position: a view of that input. None: not known, any memory is right
+    memory: int | None = None
 
 
 @dataclass
