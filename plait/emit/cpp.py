@@ -21,7 +21,15 @@ from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.tile.program import Sweep, TileProgram
 
-HEADERS = ("plait.h", "plait_types.h", "plait_math.h", "plait_special.h", "plait_reduce.h", "plait_random.h")
+HEADERS = (
+    "plait.h",
+    "plait_types.h",
+    "plait_math.h",
+    "plait_elementary.h",
+    "plait_special.h",
+    "plait_reduce.h",
+    "plait_random.h",
+)
 """Our headers, beside this file; every kernel includes the first, which includes the others."""
 
 _STRIP = 1024  # points of a strip when the schedule gives none

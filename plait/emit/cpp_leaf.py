@@ -246,7 +246,7 @@ class Leaf:
             return
         params = [
             f"const int64_t {self.name}",
-            *(["const int lane"] if self.by_lane else []),
+            *(["const int64_t lane"] if self.by_lane else []),
             *(f"auto {f}" for f in flags),
         ]
         with out.block(f"auto step = [&]({', '.join(params)}) PLAIT_INLINE {{", "};"):
@@ -256,7 +256,7 @@ class Leaf:
         if not flags:
             out.line(f"plait::{driver}({lo}, {hi}, step{accs});")
             return
-        inner = [f"int64_t {self.name}", *(["int lane"] if self.by_lane else [])]
+        inner = [f"int64_t {self.name}", *(["int64_t lane"] if self.by_lane else [])]
         given = [self.name, *(["lane"] if self.by_lane else []), *flags]
         with out.block(
             f"plait::pick([&]({', '.join(f'auto {f}' for f in flags)}) PLAIT_INLINE {{", f"}}, {', '.join(flags)});"

@@ -141,11 +141,11 @@ PLAIT_INLINE inline void lanes(int64_t begin, int64_t end, Step&& step, Accs&...
         int64_t i = begin;
         for (; i + LANES <= stop; i += LANES) {
 #pragma omp simd
-            for (int l = 0; l < LANES; ++l) step(i + l, l);
+            for (int64_t l = 0; l < LANES; ++l) step(i + l, l);
         }
-        const int rest = int(stop - i);
+        const int64_t rest = stop - i;
 #pragma omp simd
-        for (int l = 0; l < rest; ++l) step(i + l, l);
+        for (int64_t l = 0; l < rest; ++l) step(i + l, l);
         (accs.settle(stop - begin), ...);
         begin = stop;
     }

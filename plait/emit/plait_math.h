@@ -82,10 +82,6 @@ PLAIT_INLINE inline T nextafter(T x, T y) {
     return std::nextafter(x, y);
 }
 template <class T>
-PLAIT_INLINE inline T hypot(T x, T y) {
-    return std::hypot(x, y);
-}
-template <class T>
 PLAIT_INLINE inline T fmod_f(T x, T y) {
     return std::fmod(x, y);
 }
@@ -143,13 +139,10 @@ PLAIT_INLINE inline T shr(T a, T b) {
     return out ? T(a < T(0) ? -1 : 0) : T(a >> (unsigned(b) & unsigned(width - 1)));
 }
 
-// ---------------------------------------------------------------- transcendental, by the C library
+// ---------------------------------------------------------------- elementary functions of f64, by the C library
 
-#define PLAIT_LIBM(NAME)                  \
-    template <class T>                    \
-    PLAIT_INLINE inline T NAME(T x) {     \
-        return std::NAME(x);              \
-    }
+#define PLAIT_LIBM(NAME) \
+    PLAIT_INLINE inline double NAME(double x) { return std::NAME(x); }
 PLAIT_LIBM(exp)
 PLAIT_LIBM(exp2)
 PLAIT_LIBM(expm1)
@@ -173,19 +166,15 @@ PLAIT_LIBM(erf)
 PLAIT_LIBM(erfc)
 #undef PLAIT_LIBM
 
-template <class T>
-PLAIT_INLINE inline T sigmoid(T x) {
-    return T(1) / (T(1) + exp(-x));
-}
-template <class T>
-PLAIT_INLINE inline T pow(T x, T y) {
-    return std::pow(x, y);
-}
-template <class T>
-PLAIT_INLINE inline T atan2(T y, T x) {
-    return std::atan2(y, x);
+PLAIT_INLINE inline double pow(double x, double y) { return std::pow(x, y); }
+PLAIT_INLINE inline double atan2(double y, double x) { return std::atan2(y, x); }
+PLAIT_INLINE inline double hypot(double x, double y) { return std::hypot(x, y); }
+PLAIT_INLINE inline double sigmoid(double x) {
+    const double e = std::exp(-std::fabs(x));
+    return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 
 }  // namespace plait
 
+#include "plait_elementary.h"
 #include "plait_special.h"

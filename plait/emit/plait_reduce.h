@@ -13,17 +13,18 @@ struct Wide<float> {
     using type = double;
 };
 
-// Floats add up in their own type for at most 64 elements a lane (a few more after short loops), then in double.
+// Floats add up in their own type for a few elements a lane, then in double: 64 where many lanes share a sum and their
+// errors average out, 16 where each lane is a sum of its own.
 template <class T, int L>
 struct Sum {
     T lane[L] = {};
     typename Wide<T>::type total[L] = {};
     int64_t pending = 0;
 
-    PLAIT_INLINE void add(int l, T x) { lane[l] = T(lane[l] + x); }
+    PLAIT_INLINE void add(int64_t l, T x) { lane[l] = T(lane[l] + x); }
     PLAIT_INLINE void settle(int64_t n) {
         pending += n;
-        if (pending < 64 * int64_t(L)) return;
+        if (pending < (L == LANES ? 64 : 16) * int64_t(L)) return;
         pending = 0;
 #pragma omp simd
         for (int l = 0; l < L; ++l) {
@@ -31,7 +32,7 @@ struct Sum {
             lane[l] = T(0);
         }
     }
-    PLAIT_INLINE T result(int l) const { return T(total[l] + lane[l]); }
+    PLAIT_INLINE T result(int64_t l) const { return T(total[l] + lane[l]); }
     PLAIT_INLINE T result() const {
         typename Wide<T>::type all = 0;
         for (int l = 0; l < L; ++l) all += total[l] + lane[l];
@@ -47,9 +48,9 @@ struct Fold {
     Fold() {
         for (int l = 0; l < L; ++l) lane[l] = Rule::identity();
     }
-    PLAIT_INLINE void add(int l, T x) { lane[l] = Rule::combine(lane[l], x); }
+    PLAIT_INLINE void add(int64_t l, T x) { lane[l] = Rule::combine(lane[l], x); }
     PLAIT_INLINE void settle(int64_t) {}
-    PLAIT_INLINE T result(int l) const { return lane[l]; }
+    PLAIT_INLINE T result(int64_t l) const { return lane[l]; }
     PLAIT_INLINE T result() const {
         T all = lane[0];
         for (int l = 1; l < L; ++l) all = Rule::combine(all, lane[l]);
@@ -119,14 +120,14 @@ struct ArgExtreme {
     static PLAIT_INLINE bool beats(T x, T a) {
         return ((GREATEST ? x > a : x < a) & (a == a)) | ((x != x) & (a == a));
     }
-    PLAIT_INLINE void add(int l, T x, int64_t i) {
+    PLAIT_INLINE void add(int64_t l, T x, int64_t i) {
         // the identity may be among the elements, so a lane's first element is always taken
         const bool take = beats(x, lane[l]) | (at[l] == INT64_MAX);
         lane[l] = take ? x : lane[l];
         at[l] = take ? i : at[l];
     }
     PLAIT_INLINE void settle(int64_t) {}
-    PLAIT_INLINE int64_t result(int l) const { return at[l]; }
+    PLAIT_INLINE int64_t result(int64_t l) const { return at[l]; }
     PLAIT_INLINE int64_t result() const {
         int best = 0;
         for (int l = 1; l < L; ++l) {
@@ -147,7 +148,7 @@ using ArgMin = ArgExtreme<T, L, false>;
 template <class T, int L>
 struct CumSum {
     typename Wide<T>::type lane[L] = {};
-    PLAIT_INLINE T step(int l, T x) { return T(lane[l] += x); }
+    PLAIT_INLINE T step(int64_t l, T x) { return T(lane[l] += x); }
 };
 template <class T, int L>
 struct CumProd {
@@ -155,7 +156,7 @@ struct CumProd {
     CumProd() {
         for (int l = 0; l < L; ++l) lane[l] = 1;
     }
-    PLAIT_INLINE T step(int l, T x) { return T(lane[l] *= x); }
+    PLAIT_INLINE T step(int64_t l, T x) { return T(lane[l] *= x); }
 };
 template <class T, int L, class Rule>
 struct CumFold {
@@ -163,7 +164,7 @@ struct CumFold {
     CumFold() {
         for (int l = 0; l < L; ++l) lane[l] = Rule::identity();
     }
-    PLAIT_INLINE T step(int l, T x) { return lane[l] = Rule::combine(lane[l], x); }
+    PLAIT_INLINE T step(int64_t l, T x) { return lane[l] = Rule::combine(lane[l], x); }
 };
 template <class T, int L>
 using CumMax = CumFold<T, L, MaxRule<T>>;
@@ -180,7 +181,7 @@ struct LogCumSumExp {
             sum[l] = 0;
         }
     }
-    PLAIT_INLINE T step(int l, T element) {
+    PLAIT_INLINE T step(int64_t l, T element) {
         const double x = element, high = (x > peak[l]) | (x != x) ? x : peak[l];
         // equal infinities would subtract to NaN
         const double before = peak[l] == high ? 1.0 : std::exp(peak[l] - high);
