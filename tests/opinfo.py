@@ -29,7 +29,7 @@ from plait.oracle.compare import FAIL, compare
 from plait.oracle.eval_graph import evaluate
 from plait.oracle.reference import reference
 
-TABLES = "aten_pointwise aten_math aten_activation"
+TABLES = "aten_pointwise aten_math aten_activation aten_create aten_reduce aten_softmax aten_norm"
 RANDOM = ("rand", "dropout", "bernoulli", "normal", "uniform")
 
 

@@ -195,3 +195,10 @@ def python_number(v: Any) -> Scalar:
     if isinstance(v, bool | int | float):
         return v
     raise Unlowered(f"{v!r} is not a number known at compile time")
+
+
+def expected_types(ctx: Context) -> list[DType | None]:
+    """Types of the results that eager gave the operator being lowered; empty where nothing is known."""
+    val = ctx.node_meta.meta.get("val") if ctx.node_meta is not None else None
+    results = val if isinstance(val, tuple | list) else () if val is None else (val,)
+    return [to_dtype(r.dtype) if isinstance(r, torch.Tensor) else None for r in results]
