@@ -411,6 +411,38 @@ def row_divisions() -> Case:
     return Case(m, [y, y.bfloat16(), x / 3, x / 8, x / 1e-30, x / -0.7], rtol=0, atol=0)
 
 
+def _reduced_together(schedule: str) -> Case:
+    x = randn(3, 5, 8)
+    m = Make("p0 j0 j1", [3, 5, 8], schedule)
+    outs = []
+
+    def all_of() -> None:
+        a = m.load(x, P0 * 40 + axis(1) * 8 + axis(2))
+        large = m.let("gt", a, m.const(2.5), dtype=B1)
+        outs.extend([m.reduce("sum", a, (1, 2)), m.reduce("max", a, (1, 2)), m.reduce("any", large, (1, 2))])
+        outs.append(m.reduce("min", m.let("abs", a), (1, 2)))
+
+    if schedule.startswith("form=swept"):
+        with m.sweep(1), m.sweep(2):
+            all_of()
+    else:
+        all_of()
+    expected = [x.sum((1, 2)), x.amax((1, 2)), (x > 2.5).any(2).any(1), x.abs().amin((1, 2))]
+    for v, y in zip(outs, expected, strict=True):
+        m.store(torch.zeros(3, dtype=y.dtype), P0, v)
+    return Case(m, expected)
+
+
+@case
+def reduced_together() -> Case:
+    return _reduced_together("form=flat tile=p0:2,j0:all,j1:all vector=j1")
+
+
+@case
+def reduced_together_swept() -> Case:
+    return _reduced_together("form=swept tile=p0:2,j0:2,j1:4 vector=j1")
+
+
 @case
 def empty_dims() -> Case:
     x = torch.full((1,), 7.0)

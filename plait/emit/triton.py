@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.emit.triton_accuracy import Accuracy
+from plait.emit.triton_accuracy import Accuracy, reads_of
 from plait.emit.triton_helpers import closure
 from plait.emit.triton_index import Axes, DimPlan, Indexer, Local, plan_dims, size_name, spans
 from plait.emit.triton_ops import (
@@ -154,6 +154,7 @@ class Emitter:
         self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
         self.accuracy = Accuracy(program)
         self.pending: set[int] = set()  # reductions that an open loop carries
+        self.waiting: list[Reduce] = []
 
     # ---------------------------------------------------------------- text
     def put(self, *lines: str) -> None:
@@ -165,7 +166,8 @@ class Emitter:
         self.body(self.program.body)
         body = "\n".join(self.lines)
         parameters = ", ".join((*first, *(a.name for a in self.args)))
-        return f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self._prologue(body, block), body)) + "\n"
+        text = f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self._prologue(body, block), body)) + "\n"
+        return "\n\n".join((*self.reducer.functions.values(), text))
 
     @property
     def args(self) -> tuple[TritonArg, ...]:
@@ -250,6 +252,8 @@ class Emitter:
     # ---------------------------------------------------------------- statements
     def body(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
+            if isinstance(s, Sweep) or any(r.out in reads_of(s) for r in self.waiting):
+                self.flush()
             if isinstance(s, Let):
                 self.let(s)
             elif isinstance(s, Load):
@@ -264,6 +268,12 @@ class Emitter:
                 self.scan(s)
             else:
                 self.sweep(s)
+        self.flush()
+
+    def flush(self) -> None:
+        """Perform the reductions that were put off until a result is used, so that they go together."""
+        waiting, self.waiting = self.waiting, []
+        self.put(*self.reducer.whole(waiting))
 
     def let(self, s: Let) -> None:
         attrs = dict(s.attrs)
@@ -365,7 +375,7 @@ class Emitter:
 
     def reduce(self, s: Reduce) -> None:
         if not self._carried(s.dims):
-            self.put(*self.reducer.whole(s))
+            self.waiting.append(s)
         elif s.out in self.pending:
             self.put(*self.reducer.step(s))
         else:
@@ -397,10 +407,8 @@ class Emitter:
         self.body(s.body)
         self.depth -= 1
         del self.checks[checks:]
-        for r in carried:
-            self.pending.discard(r.out)
-            if isinstance(r, Reduce):
-                self.put(*self.reducer.end(r))
+        self.pending -= {r.out for r in carried}
+        self.put(*self.reducer.end([r for r in carried if isinstance(r, Reduce)]))
 
     def _begins(self, r: Stmt, dim: int) -> bool:
         """The accumulator of `r` starts before the loop over `dim`: its outermost."""

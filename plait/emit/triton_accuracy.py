@@ -9,7 +9,8 @@ a product to more than a constant is compiled without; a sum reduction of produc
 from __future__ import annotations
 
 from plait.ir.dtype import DType
-from plait.tile.program import Let, Reduce, Scan, Stmt, Store, TileProgram
+from plait.ir.index import Expr
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, TileProgram
 
 _SMOOTH = frozenset(
     [
@@ -41,7 +42,7 @@ class Accuracy:
         self.defs = {s.out: s for s in program.walk() if isinstance(s, (Let, Reduce))}
         self.uses: dict[int, list[Stmt]] = {}
         for s in program.walk():
-            for k in _operands(s):
+            for k in reads_of(s):
                 self.uses.setdefault(k, []).append(s)
         self.stored = {i: b.dtype for i, b in enumerate(program.buffers)}
         self.known: dict[int, bool] = {}
@@ -114,9 +115,19 @@ class Accuracy:
         return isinstance(d, Let) and d.op == "mul"
 
 
-def _operands(s: Stmt) -> list[int]:
+def reads_of(s: Stmt) -> list[int]:
+    """Locals that a statement (not what a sweep holds) reads, as operands and in index expressions."""
+    exprs: list[Expr] = []
+    out: list[int] = []
     if isinstance(s, Let):
-        return list(s.args)
-    if isinstance(s, (Reduce, Scan)):
-        return [s.arg]
-    return [s.value] if isinstance(s, Store) else []
+        out = list(s.args)
+        exprs = [e for _, a in s.attrs for e in (a if isinstance(a, tuple) else (a,)) if isinstance(e, Expr)]
+    elif isinstance(s, (Reduce, Scan)):
+        out = [s.arg]
+        exprs = [s.linear] if isinstance(s, Reduce) and s.linear is not None else []
+    elif isinstance(s, (Load, Store)):
+        out = [s.value] if isinstance(s, Store) else []
+        exprs = [s.address, *s.guard]
+    elif isinstance(s, Check):
+        exprs = [s.index, s.extent, *s.guard]
+    return [*out, *(k for e in exprs for k in e.values())]

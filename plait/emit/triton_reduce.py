@@ -58,6 +58,7 @@ class Reducer:
     def __init__(self, indexer: Indexer, spans: dict[int, tuple[int, ...]]) -> None:
         self.ix = indexer
         self.spans = spans
+        self.functions: dict[str, str] = {}  # combine functions made for this program
 
     # ---------------------------------------------------------------- pieces
     def _full_axes(self, s: Reduce) -> Axes:
@@ -86,11 +87,39 @@ class Reducer:
         """The type a reduction accumulates in."""
         return self.ix.locals[s.arg].dtype if s.monoid in ("argmax", "argmin") else s.dtype
 
-    def _collapse(self, s: Reduce, text: str, axes: Axes) -> tuple[str, Axes]:
-        for i in self.ix.ordered(s.dims)[::-1]:
-            text = across(s.monoid, text, axes.index(i), s.dtype)
-            axes = tuple(a for a in axes if a != i)
-        return text, axes
+    def _collapse(self, group: list[Reduce], texts: list[str], axes: Axes) -> list[str]:
+        """Lines that reduce `texts` (blocks with axes `axes`) across lanes, together: one exchange between warps for all."""
+        dims = self.ix.ordered(group[0].dims)[::-1]
+        left = tuple(a for a in axes if a not in dims)
+        for r in group:
+            self.ix.locals[r.out] = Local(f"v{r.out}", left, r.dtype)
+        if len(group) == 1 or not dims:
+            out: list[str] = []
+            for r, text in zip(group, texts, strict=True):
+                rest = axes
+                for i in dims:
+                    text = across(r.monoid, text, rest.index(i), r.dtype)
+                    rest = tuple(a for a in rest if a != i)
+                out.append(f"v{r.out} = {text}")
+            return out
+        operands = ", ".join(
+            f"{t}.to(tl.int32)" if r.dtype is DType.b1 else t for r, t in zip(group, texts, strict=True)
+        )
+        names = ", ".join(f"v{r.out}" for r in group)
+        function = self._together(tuple(r.monoid for r in group))
+        out, rest = [], axes
+        for i in dims:
+            out.append(f"{names} = tl.reduce(({operands}), {rest.index(i)}, {function})")
+            operands, rest = names, tuple(a for a in rest if a != i)
+        return [*out, *(f"v{r.out} = v{r.out} != 0" for r in group if r.dtype is DType.b1)]
+
+    def _together(self, monoids: tuple[str, ...]) -> str:
+        """The name of a function that combines several pairs, each by its monoid."""
+        name = "_each_" + "_".join(monoids)
+        left, right = [f"a{k}" for k in range(len(monoids))], [f"b{k}" for k in range(len(monoids))]
+        results = ", ".join(combine(m, a, b) for m, a, b in zip(monoids, left, right, strict=True))
+        self.functions[name] = f"@triton.jit\ndef {name}({', '.join((*left, *right))}):\n    return {results}\n"
+        return name
 
     def _collapse_indexed(self, s: Reduce, value: str, index: str, axes: Axes, out: list[str]) -> Axes:
         for i in self.ix.ordered(s.dims)[::-1]:
@@ -99,14 +128,22 @@ class Reducer:
         return axes
 
     # ---------------------------------------------------------------- reductions
-    def whole(self, s: Reduce) -> list[str]:
-        """Lines of a reduction whose dims are all inside the block."""
-        # lanes the argument has anyway, and the reduced ones
-        axes = self.ix.ordered((*self.ix.locals[s.arg].axes, *s.dims))
-        if s.monoid not in ("argmax", "argmin"):
-            text, left = self._collapse(s, self._argument(s, axes), axes)
-            self.ix.locals[s.out] = Local(f"v{s.out}", left, s.dtype)
-            return [f"v{s.out} = {text}"]
+    def whole(self, reductions: list[Reduce]) -> list[str]:
+        """Lines of reductions whose dims are all inside the block; none needs another's result."""
+        out: list[str] = []
+        groups: dict[tuple[Axes, Axes], list[Reduce]] = {}
+        for s in reductions:
+            # lanes the argument has anyway, and the reduced ones
+            axes = self.ix.ordered((*self.ix.locals[s.arg].axes, *s.dims))
+            if s.monoid in ("argmax", "argmin"):
+                out += self._whole_indexed(s, axes)
+            else:
+                groups.setdefault((axes, self.ix.ordered(s.dims)), []).append(s)
+        for (axes, _), group in groups.items():
+            out += self._collapse(group, [self._argument(s, axes) for s in group], axes)
+        return out
+
+    def _whole_indexed(self, s: Reduce, axes: Axes) -> list[str]:
         value, index = f"best{s.out}", f"v{s.out}"
         text = self._argument(s, axes)
         out = [
@@ -135,17 +172,21 @@ class Reducer:
             return [f"{pair} = _{s.monoid}({pair}, {text}, {self._index(s, axes)})"]
         return [f"{acc} = {combine(s.monoid, acc, text)}"]
 
-    def end(self, s: Reduce) -> list[str]:
-        """Lines after the loop."""
-        axes, acc = self._full_axes(s), f"acc{s.out}"
-        if s.monoid in ("argmax", "argmin"):
-            out: list[str] = []
-            left = self._collapse_indexed(s, acc, f"at{s.out}", axes, out)
-            self.ix.locals[s.out] = Local(f"v{s.out}", left, DType.i64)
-            return [*out, f"v{s.out} = at{s.out}"]
-        text, left = self._collapse(s, acc, axes)
-        self.ix.locals[s.out] = Local(f"v{s.out}", left, s.dtype)
-        return [f"v{s.out} = {text}"]
+    def end(self, reductions: list[Reduce]) -> list[str]:
+        """Lines after the loop that carried them."""
+        out: list[str] = []
+        groups: dict[tuple[Axes, Axes], list[Reduce]] = {}
+        for s in reductions:
+            axes = self._full_axes(s)
+            if s.monoid in ("argmax", "argmin"):
+                left = self._collapse_indexed(s, f"acc{s.out}", f"at{s.out}", axes, out)
+                self.ix.locals[s.out] = Local(f"v{s.out}", left, DType.i64)
+                out.append(f"v{s.out} = at{s.out}")
+            else:
+                groups.setdefault((axes, self.ix.ordered(s.dims)), []).append(s)
+        for (axes, _), group in groups.items():
+            out += self._collapse(group, [f"acc{s.out}" for s in group], axes)
+        return out
 
     # ---------------------------------------------------------------- scans
     def scan_axes(self, s: Scan) -> Axes:
