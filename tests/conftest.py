@@ -11,6 +11,10 @@ settings.register_profile(
 settings.load_profile("plait")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backend", default="plait", help="backend for tests/regress, to check the tests themselves")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

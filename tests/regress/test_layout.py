@@ -1,0 +1,136 @@
+"""Strides, views and odd inputs: results lie in memory as eager's do, and every stride pattern is read right."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from harness import agree
+from torch import Tensor, nn
+
+
+def test_as_strided_on_an_intermediate_reads_eagers_layout() -> None:
+    """The intermediate had another layout, so the same strides meant other elements."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.as_strided(torch.roll(x, shifts=-1, dims=0), (5, 10), (4, 1), 0)
+
+    agree(fn, (torch.arange(100.0).reshape(2, 5, 2, 5).to(memory_format=torch.channels_last),), exact=True)
+
+
+def test_nearest_resize_keeps_the_layout_of_a_permuted_input() -> None:
+    """The result came back contiguous."""
+
+    def fn(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(5, 6, 7), mode="nearest")
+
+    agree(fn, (torch.randn(2, 5, 2, 3, 2).permute(0, 4, 1, 2, 3),), exact=True)
+
+
+def test_pointwise_results_take_the_layout_of_a_transposed_operand() -> None:
+    """copysign and floor division came back row-major."""
+
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return a + b, a * 2, torch.copysign(a, b), torch.floor_divide(a, b)
+
+    agree(fn, (torch.rand(6, 5).mT, torch.rand(5, 6) + 1), exact=True)
+
+
+class GatedBlock(nn.Module):
+    """Convolution, norm over channels, gate, scaled residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.beta = nn.Parameter(torch.ones(1, 8, 1, 1) * 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.first(x)
+        centred = u - u.mean(1, keepdim=True)
+        u = centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-6)
+        return x + self.second(F.silu(u)) * self.beta
+
+
+def test_channels_last_chain_stays_channels_last() -> None:
+    """The block gave visibly wrong images after fusion."""
+    block = GatedBlock().to(memory_format=torch.channels_last)
+    agree(block, (torch.randn(2, 8, 9, 11).to(memory_format=torch.channels_last),))
+
+
+def test_sum_over_a_merged_expanded_axis_counts_every_copy() -> None:
+    """The copies of an expanded axis were counted wrongly once a reshape had merged it."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        copies = x.unsqueeze(2).expand(-1, -1, 3, -1)
+        z = copies.reshape(x.shape[0], x.shape[1] * 3, x.shape[2])
+        return z.sum(1), z.sum((0, 1)), (z * 2).amax(-1)
+
+    agree(fn, (torch.randn(2, 5, 6, dtype=torch.float64),))
+
+
+def test_inputs_with_zero_and_overlapping_strides() -> None:
+    """Expanded, overlapping, offset and permuted inputs were read by the wrong formula."""
+
+    def fn(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        y = a * b + c
+        centred = (y - y.mean(-1, keepdim=True)).transpose(0, 2).contiguous()
+        return y, y.sum(1, keepdim=True) - d, centred, d.expand(4, 3, 5) + y
+
+    a = torch.randn(1, 3, 1).expand(4, 3, 5)
+    b = torch.as_strided(torch.randn(40), (4, 3, 5), (2, 1, 3), 5)
+    c = torch.randn(5, 3, 8)[:, :, ::2].permute(2, 1, 0)
+    agree(fn, (a, b, c, torch.randn(4, 1, 1)), (a, b, c.clone(), torch.randn(1, 1, 5)))
+
+
+def test_split_cat_pad_stack_round_trip() -> None:
+    """Uneven and empty pieces broke an invariant of the compiler."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        a, b, c = x.split([3, 1, 5], -1)
+        y = torch.cat([c.sin(), a * 2, x[..., :0], b.exp()], -1)
+        z = torch.stack([y, x.flip(-1)], 1)
+        padded = F.pad(z, (-1, 2, 1, 0), value=0.25)
+        turned = torch.stack(z.unbind(1)[::-1], -1)
+        return y, padded, turned.roll(1, 0), torch.cat([y, y], 0).narrow(0, 1, 3)
+
+    agree(fn, (torch.randn(2, 9, requires_grad=True),), train=True)
+
+
+def test_appended_rows_and_casts_of_one_input() -> None:
+    """Concatenations feeding pointwise work."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        longer = torch.cat([x, torch.zeros(6, x.shape[1])], 0)
+        return longer.relu(), x.to(torch.float16), torch.cat([x * 2, x + 1], 1)
+
+    agree(fn, (torch.randn(200, 96),))
+
+
+def test_scaled_input_both_padded_and_multiplied() -> None:
+    """One activation feeds a pad and a matrix product."""
+
+    def fn(x: Tensor, s: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * s
+        return F.pad(y, [0, 24]), torch.addmm(b, y, w)
+
+    agree(fn, (torch.randn(56, 360), torch.rand(360), torch.randn(360, 64), torch.randn(64)))
+
+
+def test_padding_fused_with_a_sum_keeps_its_leading_zero() -> None:
+    """Offsets of packed sequences began with the total, since the pad had lost its boundary test."""
+
+    def fn(mask: Tensor) -> tuple[Tensor, ...]:
+        n = mask.sum(-1, dtype=torch.int32)
+        offsets = F.pad(n.cumsum(0, dtype=torch.int32), (1, 0))
+        return offsets, F.pad(n, (1, 0)), F.pad(n.float(), (2, 3), value=-1.0), n.max()
+
+    agree(fn, (torch.ones(1, 16384, dtype=torch.bool),), (torch.rand(3, 300) > 0.5,), exact=True)
+
+
+def test_nearest_resize_and_pixel_shuffle_pick_eagers_pixels() -> None:
+    """Other pixels were picked for some sizes."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        doubled = F.interpolate(x, scale_factor=2, mode="nearest")
+        return doubled, F.interpolate(x, size=(5, 9), mode="nearest"), F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2)
+
+    agree(fn, (torch.arange(24.0).reshape(1, 2, 3, 4),), exact=True)
