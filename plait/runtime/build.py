@@ -32,6 +32,7 @@ from plait.runtime import folders, report
 from plait.runtime.cache import Cache, load_library_bytes
 from plait.runtime.folders import Unsafe
 from plait.runtime.kernel import CppKernel, Kernel
+from plait.runtime.locks import Lock
 from plait.runtime.triton_kernel import TritonKernel
 
 _TIMEOUT_SECONDS = 600.0
@@ -39,6 +40,7 @@ _MOST_UNITS = 8
 _STAND_IN = "plait_kernel_name"  # what a kernel is called while equal ones are looked for
 
 Built = Kernel | BuildFailed
+_import_lock = Lock()
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -254,15 +256,16 @@ def _source_folder() -> tempfile.TemporaryDirectory[str]:
 def _import_text(source: TritonSource) -> Any:
     """The kernel function of a module we wrote."""
     name = f"plait_{source.name}_{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
-    path = os.path.join(_source_folder().name, f"{name}.py")
-    if name not in sys.modules:
-        with open(path, "w", encoding="utf-8") as out:
-            out.write(source.text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
+    with _import_lock:
+        if name not in sys.modules:
+            path = os.path.join(_source_folder().name, f"{name}.py")
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(source.text)
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            sys.modules[name] = module
     return getattr(sys.modules[name], source.name)
 
 
