@@ -114,10 +114,8 @@ def softmax_flat() -> Case:
     return Case(m, [torch.softmax(x, -1)])
 
 
-@case
-def softmax_swept() -> Case:
-    x = randn(5, 50)
-    m = Make("p0 r0", [5, 50], "form=swept tile=p0:1,r0:16 vector=r0")
+def _softmax_swept(x: torch.Tensor, schedule: str) -> Case:
+    m = Make("p0 r0", [5, 50], schedule)
     bx = m.buffer(x)
 
     def load() -> int:
@@ -131,8 +129,31 @@ def softmax_swept() -> Case:
         total = m.reduce("sum", m.let("exp", m.let("sub", load(), top)), (1,))
     with m.sweep(1):
         e = m.let("exp", m.let("sub", load(), top))
-        m.store(torch.zeros(5, 50), P0 * 50 + R, m.let("div", e, total))
-    return Case(m, [torch.softmax(x, -1)])
+        m.store(torch.zeros(5, 50, dtype=x.dtype), P0 * 50 + R, m.let("div", e, total))
+    m.store(torch.zeros(5), P0, total)
+    y = x.float()
+    sums = (y - y.amax(-1, keepdim=True)).exp().sum(-1)
+    return Case(m, [torch.softmax(y, -1).to(x.dtype), sums], rtol=2**-8 if x.dtype is torch.bfloat16 else 2e-6)
+
+
+@case
+def softmax_swept() -> Case:
+    return _softmax_swept(randn(5, 50) * 10, "form=swept tile=p0:1,r0:16 warps=1 vector=r0")
+
+
+@case
+def softmax_swept_lanes() -> Case:
+    x = randn(5, 50) * 10
+    x[1, :40], x[2, 3], x[3] = float("-inf"), float("nan"), float("-inf")
+    x[4, 7] = float("inf")
+    return _softmax_swept(x.bfloat16(), "form=swept tile=p0:4,r0:64 warps=1 vector=r0")
+
+
+@case
+def softmax_swept_in_lanes() -> Case:
+    x = randn(5, 50) * 10
+    x[1, :40], x[2, 3], x[3] = float("-inf"), float("nan"), float("-inf")
+    return _softmax_swept(x, "form=swept tile=p0:4,r0:32 warps=1 vector=r0")
 
 
 @case

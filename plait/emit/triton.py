@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from plait.emit.triton_accuracy import Accuracy, reads_of
 from plait.emit.triton_helpers import closure
 from plait.emit.triton_index import Axes, DimPlan, Indexer, Local, plan_dims, size_name, spans
+from plait.emit.triton_online import merge_passes
 from plait.emit.triton_ops import (
     Call,
     convert,
@@ -146,7 +147,7 @@ class Emitter:
         self.prefix = "" if single else f"p{number}_"
         self.dims = plan_dims(program)
         self.ix = Indexer(self.dims, program.schedule.vector)
-        self.reducer = Reducer(self.ix, dict(spans(program)))
+        self.reducer = Reducer(self.ix, dict(spans(program)), 32 * program.schedule.warps, self._lanes())
         self.lines: list[str] = []
         self.depth = 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
@@ -156,6 +157,12 @@ class Emitter:
         self.pending: set[int] = set()  # reductions that an open loop carries
         self.waiting: list[Reduce] = []
 
+    def _lanes(self) -> int:
+        """Neighbouring points of the vector dim in the 16 bytes that a thread loads at once."""
+        vector = {d.index for d in self.dims if d.name == self.program.schedule.vector}
+        loads = [s for s in self.program.walk() if isinstance(s, Load) and s.address.axes() & vector]
+        return min((16 // self.program.buffers[s.buffer].dtype.nbytes for s in loads), default=1)
+
     # ---------------------------------------------------------------- text
     def put(self, *lines: str) -> None:
         """Append statements."""
@@ -163,7 +170,7 @@ class Emitter:
 
     def function(self, name: str, block: str, first: tuple[str, ...] = ()) -> str:
         """The text of a function that does the work of the block whose number is the expression `block`."""
-        self.body(self.program.body)
+        self.body(merge_passes(self.program, frozenset(d.index for d in self.dims if d.looped)))
         body = "\n".join(self.lines)
         parameters = ", ".join((*first, *(a.name for a in self.args)))
         text = f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self._prologue(body, block), body)) + "\n"

@@ -187,6 +187,10 @@ def _libdevice(name: str, arity: int = 1) -> Rule:
     return _fmt(f"libdevice.{name}({operands})")
 
 
+# without the care that Triton's exp takes of subnormal results
+_FAST_EXP = "tl.exp2(({0}) * 1.4426950408889634)"
+
+
 def _rules() -> dict[str, Rule]:
     nan = "propagate_nan=tl.PropagateNan.ALL"
     rules: dict[str, Rule] = {
@@ -208,8 +212,8 @@ def _rules() -> dict[str, Rule]:
         "sqrt": _by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
         "rsqrt": _by_width("_rsqrt({0})", "libdevice.rsqrt({0})"),
         "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}", "1.0 / {0}"),
-        "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "1.0 / (1.0 + tl.exp({0} * -1.0))"),
-        "exp": _by_width("libdevice.exp({0})", "libdevice.exp({0})", "tl.exp({0})"),
+        "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "1.0 / (1.0 + tl.exp2({0} * -1.4426950408889634))"),
+        "exp": _by_width("libdevice.exp({0})", "libdevice.exp({0})", _FAST_EXP),
         "log": _fmt("tl.log({0})"),
         "log2": _fmt("tl.log2({0})"),
         "sin": _fmt("tl.sin({0})"),

@@ -6,6 +6,9 @@ the loop. A scan in a loop carries the running total of the points before the bl
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from plait.emit.triton_index import Axes, Indexer, Local
 from plait.emit.triton_ops import literal, tl_type
 from plait.errors import LowerFailed
@@ -28,7 +31,7 @@ def _limit(d: DType, greatest: bool) -> float | int:
 
 def identity(monoid: str, d: DType) -> str:
     """Text of the value that a monoid ignores (L3)."""
-    if monoid in ("sum", "any", "prod", "all"):
+    if monoid in ("sum", "any", "prod", "all", "expsum"):
         return literal(1 if monoid in ("prod", "all") else 0, d)
     if monoid == "logaddexp":
         return 'float("-inf")'
@@ -52,11 +55,16 @@ def across(monoid: str, text: str, axis: int, d: DType) -> str:
     return f"tl.reduce({text}, {axis}, {_HELPER.get(monoid, '_' + monoid)})"
 
 
+def _exp(text: str) -> str:
+    return f"tl.exp2(({text}) * 1.4426950408889634)"
+
+
 class Reducer:
     """Writes reductions and scans into `lines`, which the emitter owns."""
 
-    def __init__(self, indexer: Indexer, spans: dict[int, tuple[int, ...]]) -> None:
-        self.ix = indexer
+    def __init__(self, indexer: Indexer, spans: dict[int, tuple[int, ...]], threads: int, lanes: int) -> None:
+        """`lanes`: neighbouring points that a thread loads at once."""
+        self.ix, self.threads, self.lanes = indexer, threads, lanes
         self.spans = spans
         self.functions: dict[str, str] = {}  # combine functions made for this program
 
@@ -70,7 +78,8 @@ class Reducer:
         text = self.ix.widen(v.text, v.axes, axes)
         inside = self.ix.inside(s.dims, axes)
         if inside:
-            text = f"tl.where({' & '.join(inside)}, {text}, {identity(s.monoid, self.value_type(s))})"
+            monoid = "max" if s.monoid == "expsum" else s.monoid
+            text = f"tl.where({' & '.join(inside)}, {text}, {identity(monoid, self.value_type(s))})"
         if v.axes != axes and not set(self.ix.ordered(s.dims)) <= set(v.axes):
             text = f"tl.broadcast_to({text}, {self.ix.shape(axes)})"
         return text
@@ -156,21 +165,68 @@ class Reducer:
 
     def begin(self, s: Reduce, arg_type: DType) -> list[str]:
         """Lines before the loop."""
-        axes = self._full_axes(s)
+        shape = self._carried_shape(s)
         d = arg_type if s.monoid in ("argmax", "argmin") else s.dtype
-        out = [f"acc{s.out} = tl.full({self.ix.shape(axes)}, {identity(s.monoid, d)}, {tl_type(d)})"]
+        out = [f"acc{s.out} = tl.full({shape}, {identity(s.monoid, d)}, {tl_type(d)})"]
         if s.monoid in ("argmax", "argmin"):
-            out.append(f"at{s.out} = tl.full({self.ix.shape(axes)}, {_INDEX_LAST}, tl.int64)")
+            out.append(f"at{s.out} = tl.full({shape}, {_INDEX_LAST}, tl.int64)")
+        if s.monoid == "expsum":
+            out.append(f"top{s.out} = tl.full({shape}, {identity('max', d)}, {tl_type(d)})")
         return out
+
+    def _lanes(self, s: Reduce, axes: Axes) -> int:
+        """How many neighbouring points a thread combines among themselves before it touches the accumulator."""
+        tiles = math.prod(self.ix.dims[i].tile for i in axes)
+        fits = axes and axes[-1] in s.dims and self.ix.dims[axes[-1]].name == self.ix.vector
+        return self.lanes if fits and s.monoid not in ("argmax", "argmin") and tiles >= self.lanes * self.threads else 1
+
+    def _carried_shape(self, s: Reduce, tail: str = "") -> str:
+        axes = self._full_axes(s)
+        sizes = [self.ix.dims[i].tile for i in axes]
+        if axes:
+            sizes[-1] //= self._lanes(s, axes)
+        return "[" + ", ".join([*map(str, sizes), *([tail] if tail else [])]) + "]"
 
     def step(self, s: Reduce) -> list[str]:
         """Lines inside the loop."""
         axes, acc = self._full_axes(s), f"acc{s.out}"
-        text = self._argument(s, axes)
+        text, lanes = self._argument(s, axes), self._lanes(s, axes)
         if s.monoid in ("argmax", "argmin"):
             pair = f"{acc}, at{s.out}"
             return [f"{pair} = _{s.monoid}({pair}, {text}, {self._index(s, axes)})"]
+        if lanes > 1:
+            text = f"tl.reshape({text}, {self._carried_shape(s, str(lanes))})"
+        if s.monoid == "expsum":
+            return self._online(s, text, len(axes), lanes)
+        if lanes > 1:
+            text = across(s.monoid, text, len(axes), s.dtype)
         return [f"{acc} = {combine(s.monoid, acc, text)}"]
+
+    def _online(self, s: Reduce, text: str, rank: int, lanes: int) -> list[str]:
+        """The step of a sum of exp(x - max x so far): rescaled where the maximum moves."""
+        acc, top, x = f"acc{s.out}", f"top{s.out}", f"x{s.out}"
+        most = across("max", x, rank, s.dtype) if lanes > 1 else x
+        widened = f"base{s.out}[{', '.join([':'] * rank)}, None]" if lanes > 1 else f"base{s.out}"
+        terms = _exp(f"{x} - {widened}")
+        return [
+            f"{x} = {text}",
+            f"new{s.out} = _max({top}, {most})",
+            # before any finite value everything is exp(-inf) = 0, not exp(-inf + inf)
+            f'base{s.out} = tl.where(new{s.out} == float("-inf"), 0.0, new{s.out})',
+            f"terms{s.out} = {terms}",
+            f"{acc} = {acc} * {_exp(f'{top} - base{s.out}')} + "
+            + (f"tl.sum(terms{s.out}, axis={rank})" if lanes > 1 else f"terms{s.out}"),
+            f"{top} = new{s.out}",
+        ]
+
+    def _end_online(self, s: Reduce) -> list[str]:
+        assert s.linear is not None
+        (top,) = s.linear.values()
+        axes = self._full_axes(s)
+        out = self._collapse([replace(s, monoid="max", out=top)], [f"top{s.out}"], axes)
+        most = self.ix.widen(f"v{top}", self.ix.locals[top].axes, axes)
+        out.append(f"acc{s.out} = acc{s.out} * {_exp(f'top{s.out} - {most}')}")
+        return [*out, *self._collapse([replace(s, monoid="sum")], [f"acc{s.out}"], axes)]
 
     def end(self, reductions: list[Reduce]) -> list[str]:
         """Lines after the loop that carried them."""
@@ -182,6 +238,8 @@ class Reducer:
                 left = self._collapse_indexed(s, f"acc{s.out}", f"at{s.out}", axes, out)
                 self.ix.locals[s.out] = Local(f"v{s.out}", left, DType.i64)
                 out.append(f"v{s.out} = at{s.out}")
+            elif s.monoid == "expsum":
+                out += self._end_online(s)
             else:
                 groups.setdefault((axes, self.ix.ordered(s.dims)), []).append(s)
         for (axes, _), group in groups.items():
