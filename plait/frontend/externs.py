@@ -3,6 +3,7 @@
 A template is a tree of plain values, so that it can be printed, compared and cached, and never holds a live object:
 
     Arg(k)                 operand k of the node
+    ("item", Arg(k))       the number that operand k, a 0-dim tensor, holds
     Expr                   a SymInt
     None bool int float str
     ("list", (…)) ("tuple", (…)) ("dict", ((key, …), …))
@@ -42,6 +43,13 @@ masked_scatter index_reduce embedding_dense_backward as_strided_scatter put _uns
 _CONTRACT, _SCATTER = frozenset(_CONTRACT_NAMES.split()), frozenset(_SCATTER_NAMES.split())
 _ATTENTION_PREFIXES = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _PURE_NAMESPACES = ("aten", "prims")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """In an instantiated call whose operands are still Args: the number that the operand will hold."""
+
+    arg: Arg
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,8 @@ class _Freezer:
     def freeze(self, v: Any) -> Any:
         if isinstance(v, Tensor):
             self.reads.append(operand_read(v))
-            return Arg(len(self.reads) - 1)
+            place = Arg(len(self.reads) - 1)
+            return ("item", place) if v.is_number else place
         if v is None or isinstance(v, (Expr, bool, int, float, str)):
             return v
         if isinstance(v, (list, tuple)):
@@ -269,6 +278,9 @@ def instantiate(
         if not isinstance(t, tuple):
             return t
         kind = t[0]
+        if kind == "item":
+            found = thaw(t[1])
+            return Item(found) if isinstance(found, Arg) else found.item()
         if kind == "list":
             return [thaw(x) for x in t[1]]
         if kind == "tuple":

@@ -24,7 +24,7 @@ from plait.frontend.origins import origin_of
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
 from plait.ir.dtype import DType
-from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Shape, contiguous_strides
+from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Shape, contiguous_strides, topological
 from plait.ir.index import Expr
 
 # binary operators whose fake kernels order dimensions otherwise than eager's iterator does
@@ -117,8 +117,10 @@ class _Importer:
             effects=tuple(self.ctx.effects),
             refusals=self.ctx.refusals,
         )
-        used = symbolic.symbols_of(graph)
-        self.sizes.finish(used)
+        self.sizes.finish(symbolic.symbols_of(graph))
+        # data-dependent sizes come from these calls, whether or not their tensors are read
+        sources = [how[1] for how in self.sizes.bindings.values() if how[0] == "extern"]
+        graph.effects = tuple(sorted({*graph.effects, *sources}, key=lambda n: n.serial))
         graph.symbols, graph.hints, graph.bindings = self.sizes.ranges, self.sizes.hints, self.sizes.bindings
         return graph
 
@@ -143,7 +145,7 @@ class _Importer:
         if isinstance(val, torch.SymFloat):
             node = self.ctx.builder.node("input", (), dtype=DType.f64, name=fx.name)
             self.inputs.append(Input(node, position, None, self.device))
-            return whole(node)
+            return replace(whole(node), is_number=True)
         return val
 
     def _input(self, name: str, val: torch.Tensor, position: int) -> Tensor:
@@ -188,9 +190,9 @@ class _Importer:
     def _operator(self, fx: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         """An ATen operator through its lowering, or as a call."""
         val = fx.meta.get("val")
-        args, kwargs = self._bring_scalars(fx, args, kwargs)
         reason = self._why_not_lower(fx)
         if not reason:
+            args, kwargs = self._bring(fx, args, kwargs, self.device)
             self.ctx.reason = ""
             self.ctx.expected = tuple((self.sizes.shape(t.shape), to_dtype(t.dtype)) for t in _tensors(val))
             before = self.ctx.builder.count
@@ -198,13 +200,16 @@ class _Importer:
             if found is not NotImplemented:
                 return self._checked(fx, found, val, before)
             reason = self.ctx.reason or "not this form of the operator"
+        elif any(t.device.type == "cpu" for t in _tensors(val)):
+            args, kwargs = self._bring(fx, args, kwargs, "cpu")
         return self.ctx.extern(fx.target, args, kwargs, val, reason=reason)
 
     def _why_not_lower(self, fx: torch.fx.Node) -> str:
         """The reason for the call, or "" for the lowering."""
         if str(fx.target) not in LOWERINGS:
             return "no lowering"
-        for t in (*_metas(fx.all_input_nodes), *_tensors(fx.meta.get("val"))):
+        outs = list(_tensors(fx.meta.get("val")))
+        for t in (*_metas(fx.all_input_nodes), *outs):
             if to_dtype(t.dtype) is None:
                 return f"type {str(t.dtype).removeprefix('torch.')}"
             if t.layout is not torch.strided or t.is_quantized:
@@ -213,28 +218,39 @@ class _Importer:
                 return f"device {t.device}"
             if any(e.symbols() & self.sizes.unbacked for e in self.sizes.shape(t.shape)):
                 return "size known only at run time"
-        outs = list(_tensors(fx.meta.get("val")))
         if outs and all(str(t.device) != self.device for t in outs):
-            return f"device {outs[0].device}"
+            operands = [self.env[n] for n in fx.all_input_nodes]
+            if not all(self._is_placeless(v) for v in operands if isinstance(v, Tensor)):
+                return f"device {outs[0].device}"
         return ""
 
-    def _bring_scalars(self, fx: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """CPU numbers in an operator of another device are copied there first."""
-        outs = list(_tensors(fx.meta.get("val")))
-        if self.device == "cpu" or not outs or any(str(t.device) != self.device for t in outs):
-            return args, kwargs
+    def _is_placeless(self, x: Tensor) -> bool:
+        """Whether a value is computed from constants alone, so that it can be had on any device."""
+        return all(n.kind == "map" for n in topological([x.source]))
+
+    def _bring(self, fx: torch.fx.Node, args: Any, kwargs: Any, device: str) -> tuple[Any, Any]:
+        """Arguments with 0-dim tensors of another device copied to `device`; constants are made on the graph's device."""
         moved: dict[int, Tensor] = {}
-        for source in fx.all_input_nodes:
+        for source in fx.all_input_nodes if self.device != "cpu" else ():
             val, value = source.meta.get("val"), self.env[source]
-            if not isinstance(val, torch.Tensor) or not isinstance(value, Tensor) or value.source.op == "const":
+            if not isinstance(val, torch.Tensor) or not isinstance(value, Tensor) or val.ndim:
                 continue
-            if val.device.type == "cpu" and val.ndim == 0 and to_dtype(val.dtype) is not None:
-                there = {"device": torch.device(self.device)}
-                moved[id(value)] = self.ctx.extern(torch.ops.aten._to_copy.default, (value,), there, val)
+            # an operator that is called on the CPU takes what lies elsewhere as it is, but for constants
+            placeless = self._is_placeless(value)
+            here = self.device if placeless else str(val.device)
+            if here != device and (placeless or device != "cpu") and to_dtype(val.dtype) is not None:
+                moved[id(value)] = self._copied(value, val, device)
         if not moved:
             return args, kwargs
         swapped: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda t: moved.get(id(t), t), (args, kwargs))
         return swapped
+
+    def _copied(self, x: Tensor, val: torch.Tensor, device: str) -> Tensor:
+        out = self.ctx.extern(
+            torch.ops.aten._to_copy.default, (x,), {"device": torch.device(device)}, val, reason=f"copy to {device}"
+        )
+        assert isinstance(out, Tensor)
+        return out
 
     def _checked(self, fx: torch.fx.Node, found: Any, val: Any, before: int) -> Any:
         """Compare a lowering's result with what the fake tensors say, and note eager's strides."""
@@ -243,7 +259,7 @@ class _Importer:
                 raise InternalError(f"the lowering of {fx.target} gives {found!r} for {len(val)} results")
             return tuple(self._checked(fx, f, v, before) for f, v in zip(found, val, strict=True))
         if not isinstance(val, torch.Tensor):
-            return found
+            return replace(found, is_number=True) if isinstance(found, Tensor) else found
         shape, strides = self.sizes.shape(val.shape), self._eager_strides(fx, val)
         if not isinstance(found, Tensor) or len(found.shape) != len(shape) or found.dtype is not to_dtype(val.dtype):
             raise InternalError(f"the lowering of {fx.target} gives {found!r} where eager gives {val}")
@@ -312,6 +328,8 @@ class _Importer:
             return ("value", value)
         if leaf not in self.result.places:
             val = leaf.meta.get("val")
+            if isinstance(val, torch.Tensor) and str(val.device) != self.device and self._is_placeless(value):
+                value = self._copied(value, val, str(val.device))
             strides = value.strides if value.strides is not None else contiguous_strides(value.shape)
             device = str(val.device) if isinstance(val, torch.Tensor) else self.device
             self.result.places[leaf] = len(self.result.outputs)

@@ -48,7 +48,7 @@ class Sizes:
         """An int, a SymInt or a sympy expression as an Expr."""
         if isinstance(x, (bool, int)):
             return ix.const(int(x))
-        if isinstance(x, torch.SymInt):
+        if isinstance(x, (torch.SymInt, torch.SymBool)):
             x = self.sympy_of(x)
         found = self._memo.get(x)
         if found is None:
@@ -187,6 +187,8 @@ class Sizes:
             self.unbacked.add(name)
 
     def _bounds(self, e: Any) -> Range:
+        if not isinstance(e, sympy.Expr):
+            return (0, 1)  # a truth value
         found = None
         if self.env is not None:
             found = self.env.var_to_range.get(e) if isinstance(e, sympy.Symbol) else self.env.bound_sympy(e)
@@ -285,13 +287,9 @@ def _bound(x: Any, to_int: Callable[[Any], int]) -> int | None:
 
 def _hint(env: Any, s: sympy.Symbol) -> int | None:
     """The example value of a symbol; torch renamed the table between releases."""
-    for name in ("backed_var_to_val", "var_to_val"):
-        table: Any = getattr(env, name, None)
-        if isinstance(table, Mapping):
-            found = table.get(s)
-            if found is not None and s.is_integer:
-                return int(found)
-    return None
+    table: Any = getattr(env, "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val", None)
+    found = table.get(s) if isinstance(table, Mapping) else None
+    return int(found) if found is not None and s.is_integer else None
 
 
 _FORMULA: dict[Any, str] = {

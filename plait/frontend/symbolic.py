@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from plait.errors import ImportFailed
-from plait.frontend.context import Context, Tensor
+from plait.frontend.context import Context
 from plait.frontend.sizes import Sizes
 from plait.ir.dtype import DType
 from plait.ir.graph import Graph
@@ -40,12 +41,12 @@ def python_function(ctx: Context, sizes: Sizes, fn: Callable[..., Any], args: Se
     if isinstance(val, (torch.SymInt, torch.SymBool)):
         return sizes.expr(val)
     if isinstance(val, torch.SymFloat):
-        operands = [a if isinstance(a, Tensor) and a.dtype is DType.f64 else ctx.scalar(a, DType.f64) for a in args]
+        operands = [ctx.scalar(a, DType.f64) for a in args]
         if fn in _SAME:
-            return operands[0]
+            return replace(operands[0], is_number=True)
         op = _FLOAT_OPS.get(fn) or _unary(fn)
         if op is not None:
-            return ctx.map(op, *operands)
+            return replace(ctx.map(op, *operands), is_number=True)
     raise ImportFailed(f"a call of {getattr(fn, '__name__', fn)!r} on {list(args)}, which is no operator plait knows")
 
 

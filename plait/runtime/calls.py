@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from plait.errors import ImportFailed, InternalError
-from plait.frontend.externs import instantiate, resolve
+from plait.frontend.externs import Item, instantiate, resolve
 from plait.ir.graph import Arg, Node
 from plait.runtime.kernel import Launch, Slots
 from plait.runtime.sizes import Sizes
@@ -107,7 +107,7 @@ def _holds_operand(value: Any) -> bool:
         return any(map(_holds_operand, value))
     if isinstance(value, dict):
         return any(map(_holds_operand, value.values()))
-    return isinstance(value, Arg)
+    return isinstance(value, (Arg, Item))
 
 
 def _filler(args: Sequence[Any], operands: Sequence[Fetch]) -> Callable[[Slots], list[Any]]:
@@ -123,6 +123,9 @@ def _filler(args: Sequence[Any], operands: Sequence[Fetch]) -> Callable[[Slots],
 def _filler_of(value: Any, operands: Sequence[Fetch]) -> Fetch:
     if isinstance(value, Arg):
         return operands[value.k]
+    if isinstance(value, Item):
+        get_tensor = operands[value.arg.k]
+        return lambda slots: get_tensor(slots).item()
     if not _holds_operand(value):
         return lambda slots: value
     if isinstance(value, dict):
