@@ -64,8 +64,8 @@ class Prog:
                 out |= self.spans[k]
         return out
 
-    def let(self, op: str, *args: int, dtype: DType | None = None, **attrs: Any) -> int:
-        dtype = dtype or self.types[args[-1]]
+    def let(self, op: str, *args: int, result: DType | None = None, **attrs: Any) -> int:
+        dtype = result or self.types[args[-1]]
         flat = [e for v in attrs.values() for e in (v if isinstance(v, tuple) else (v,)) if isinstance(e, Expr)]
         span = self._span(*flat).union(*(self.spans[a] for a in args))
         out = self._new(dtype, span)
@@ -73,7 +73,7 @@ class Prog:
         return out
 
     def const(self, value: Any, dtype: DType = DType.f32) -> int:
-        return self.let("const", dtype=dtype, value=value)
+        return self.let("const", result=dtype, value=value)
 
     def load(self, buffer: int, address: Any, guard: tuple[Expr, ...] = (), fill: Any = 0) -> int:
         address = ix.to_expr(address)

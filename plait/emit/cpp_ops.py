@@ -147,7 +147,7 @@ def let_expression(let: Let, args: Sequence[str], arg_types: Sequence[DType], li
         return args[0]
     if op == "cast":
         return _cast(let, args[0], arg_types[0])
-    if op == "round":
+    if op == "round" and let.attrs:  # to a storage type; without attributes it is the map operator, half to even
         return f"plait::round_{let.attr('dtype').value}({args[0]})" if let.attr("dtype").is_storage_only else args[0]
     if op == "bitcast":
         return _bitcast(let, args[0], arg_types[0])

@@ -27,11 +27,11 @@ PLAIT_INLINE inline T minimum(T a, T b) {
 }
 template <class T>
 PLAIT_INLINE inline T fmax(T a, T b) {
-    return (a > b) | (b != b) ? a : b;
+    return (a >= b) | (b != b) ? a : b;
 }
 template <class T>
 PLAIT_INLINE inline T fmin(T a, T b) {
-    return (a < b) | (b != b) ? a : b;
+    return (a <= b) | (b != b) ? a : b;
 }
 template <class T>
 PLAIT_INLINE inline bool isnan(T x) {

@@ -56,7 +56,7 @@ PLAIT_INLINE inline float from_f8e4m3(uint8_t q) {
     return bits<float>(sign | (mag == 0x07f00000u ? 0x7fc00000u : u));
 }
 
-// The finite format (no inf): what rounds past 448 becomes NaN, as torch's cast.
+// The finite format (no inf): what is past 448, infinities too, becomes 448, as torch's cast.
 PLAIT_INLINE inline uint8_t to_f8e4m3(float x) {
     const uint32_t u = bits<uint32_t>(x);
     const uint32_t sign = (u >> 24) & 0x80u;
@@ -64,7 +64,8 @@ PLAIT_INLINE inline uint8_t to_f8e4m3(float x) {
     const uint32_t normal = (mag - 0x3c000000u + 0x7ffffu + ((mag >> 20) & 1u)) >> 20;
     const uint32_t tiny = bits<uint32_t>(bits<float>(mag) + 0x1p14f) - 0x46800000u;
     uint32_t h = mag < 0x3c800000u ? tiny : normal;
-    h = h > 0x7fu ? 0x7fu : h;
+    h = h > 0x7eu ? 0x7eu : h;
+    h = mag > 0x7f800000u ? 0x7fu : h;
     return uint8_t(h | sign);
 }
 
