@@ -231,8 +231,11 @@ def _build_triton_one(
 ) -> Built:
     import triton
 
+    runtime = triton.knobs.runtime
+
     def watched() -> bool:
-        return triton.knobs.runtime.launch_enter_hook is not None
+        hook = runtime.launch_enter_hook
+        return bool(getattr(hook, "calls", hook))
 
     try:
         kernel = TritonKernel(source, _import_text(source), symbols, device, watched)

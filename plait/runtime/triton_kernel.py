@@ -104,9 +104,10 @@ class TritonKernel:
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         current_stream = torch._C._cuda_getCurrentRawStream
         compiled: Any = None
+        start: Callable[..., Any] | None = None
 
         def launch(slots: Slots) -> None:
-            nonlocal compiled
+            nonlocal compiled, start
             tensors = [slots[p] for p in pointers]
             at = [t.data_ptr() for t in tensors]
             ready = compiled is not None and not watched()
@@ -117,16 +118,46 @@ class TritonKernel:
             if not (ready and aligned):
                 made = run(slots)
                 if aligned and compiled is None:
+                    start = _starter(made, blocks)
                     compiled = made
                 return
             if fault is not None:
                 _raise_if(fault, messages)
-            stream = current_stream(index)
-            compiled.run(
-                blocks, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *at, *tail
-            )
+            assert start is not None
+            start(current_stream(index), *at, *tail)
 
         return launch
+
+
+def _starter(compiled: Any, blocks: int) -> Callable[..., Any]:
+    """start(stream, *arguments) of a compiled kernel: past Triton's Python where no scratch memory is wanted."""
+    function, metadata, launcher = compiled.function, compiled.packed_metadata, compiled.run
+    fields = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "launch")
+    known: list[Any] = [getattr(launcher, f, None) for f in fields]
+    if known[0] == 0 and known[1] == 0 and None not in known:
+        bare: Callable[..., Any] = known[4]
+        cooperative, dependent = known[2], known[3]
+
+        def start(stream: int, *arguments: int) -> None:
+            bare(
+                blocks,
+                1,
+                1,
+                stream,
+                function,
+                cooperative,
+                dependent,
+                None,
+                None,
+                metadata,
+                None,
+                None,
+                None,
+                *arguments,
+            )
+
+        return start
+    return lambda stream, *arguments: launcher(blocks, 1, 1, stream, function, metadata, None, None, None, *arguments)
 
 
 def _raise_if(fault: torch.Tensor, messages: tuple[str, ...]) -> None:
