@@ -10,6 +10,7 @@ from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Output, Read, Shape
 from plait.plan.layout import Layouts, Strided, as_strided, same_strides
 from plait.plan.plan import Group
+from plait.plan.reinplace import in_place
 from plait.runtime.steps import (
     AllocStep,
     CopyStep,
@@ -56,13 +57,15 @@ class _Linker:
 
     def run(self, launches: Sequence[Launch]) -> Script:
         inputs = tuple(self.bind(i.node, i.position, i.layout is None) for i in self.graph.inputs)
+        order = [n for launch in launches for g in launch.groups for n in g.nodes]
+        self.in_place = in_place(self.graph, order, self.layouts)
         for launch in launches:
             if launch.groups[0].kind == "extern":
                 self.call(launch.groups[0].nodes[0])
             else:
                 self.kernel(launch)
-        for o in self.graph.outputs:
-            if o.writes_to is not None:
+        for k, o in enumerate(self.graph.outputs):
+            if o.writes_to is not None and k not in self.in_place.outputs:
                 self.write_back(o)
         returns = tuple(self.returned(r) for r in self.graph.returns)
         bindings = {name: self.binding(b) for name, b in self.graph.bindings.items()}
@@ -131,7 +134,14 @@ class _Linker:
         origin = next((o.line for o in self.graph.origins.get(n, ()) if o.line), "")
         self.steps.append(
             ExternStep(
-                n.attr("target"), n.attr("template"), operands, tuple(outs), n.attr("role"), None, origin, _expected(n)
+                n.attr("target"),
+                n.attr("template"),
+                operands,
+                tuple(outs),
+                n.attr("role"),
+                0 if n in self.in_place.calls else None,
+                origin,
+                _expected(n),
             )
         )
 
