@@ -260,12 +260,15 @@ class _Importer:
             return tuple(self._checked(fx, f, v, before) for f, v in zip(found, val, strict=True))
         if not isinstance(val, torch.Tensor):
             return replace(found, is_number=True) if isinstance(found, Tensor) else found
-        shape, strides = self.sizes.shape(val.shape), self._eager_strides(fx, val)
+        shape = self.sizes.shape(val.shape)
         if not isinstance(found, Tensor) or len(found.shape) != len(shape) or found.dtype is not to_dtype(val.dtype):
             raise InternalError(f"the lowering of {fx.target} gives {found!r} where eager gives {val}")
         for have, want in zip(found.shape, shape, strict=True):
             if have is not want and have.const is not None and want.const is not None:
                 raise InternalError(f"the lowering of {fx.target} gives shape {found.shape}, not {shape}")
+        # an extent the program wrote as a number stays one, where the fake tensor only has a quotient equal to it
+        shape = tuple(h if h.const is not None else w for h, w in zip(found.shape, shape, strict=True))
+        strides = contiguous_strides(shape) if self.sizes.is_contiguous(val) else self._eager_strides(fx, val)
         if found.source.serial >= before and found.source.kind != "extern":
             self._note_layout(found, strides)
         return replace(found, shape=shape, strides=strides)

@@ -63,6 +63,20 @@ class Sizes:
         """Several at once."""
         return tuple(self.expr(x) for x in xs)
 
+    def is_contiguous(self, val: torch.Tensor) -> bool:
+        """Whether symbolic strides are spelled as torch spells row-major ones, where an extent of 0 counts as 1."""
+        step: Any = sympy.Integer(1)
+        maximum: Any = sf.Max
+        if val.layout is not torch.strided or not any(isinstance(s, torch.SymInt) for s in val.stride()):
+            return False
+        for size, stride in zip(reversed(val.shape), reversed(val.stride()), strict=True):
+            have = self.sympy_of(stride) if isinstance(stride, torch.SymInt) else sympy.Integer(stride)
+            if have != step and self.env.simplify(have - step) != 0:
+                return False
+            extent = self.sympy_of(size) if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            step = step * maximum(1, extent)
+        return True
+
     def is_known(self, x: Any) -> bool:
         """Whether every symbol of x already has a value at run time."""
         return not any(name in self.unbacked and name not in self.bindings for name in self.expr(x).symbols())
@@ -249,18 +263,26 @@ class Sizes:
         self.bindings[str(s)] = ("derived", ix.floordiv(ix.sym(known) - self.expr(b), int(a)))
 
     def finish(self, used: Iterable[str]) -> None:
-        """Bind derived symbols; ImportFailed for a symbol in use whose value no input gives."""
-        for name, how in self._pending.items():
-            self.bindings[name] = how
-        self._pending.clear()
+        """Bind the derived symbols in use; ImportFailed for a symbol in use whose value no input gives."""
+        needed: set[str] = set()
         wanted = list(used)
         while wanted:
             name = wanted.pop()
-            how = self.bindings.get(name, ())
-            if not how:
+            if name in needed:
+                continue
+            needed.add(name)
+            how = self.bindings.get(name) or self._pending.get(name)
+            if how is None:
                 raise ImportFailed(f"nothing at run time tells the size {name}")
             if how[0] == "derived":
                 wanted.extend(names_of(how[1]))
+        for name, how in self._pending.items():
+            if name in needed:
+                self.bindings[name] = how
+            else:
+                self.ranges.pop(name)
+                self.hints.pop(name, None)
+        self._pending.clear()
 
 
 def _has_fraction(e: Any) -> bool:
