@@ -79,6 +79,8 @@ class Prog:
         address = ix.to_expr(address)
         dtype = self.buffers[buffer].dtype.compute
         span = self._span(address, *guard)
+        if self.buffers[buffer].role == "scratch":  # private to a block: the values differ along the grid too
+            span |= {i for i, d in enumerate(self.dims) if d.role == "grid"}
         out = self._new(dtype, span)
         self.stack[-1].append(Load(out, buffer, address, dtype, tuple(sorted(span)), guard, fill))
         return out
