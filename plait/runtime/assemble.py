@@ -15,8 +15,9 @@ from plait.emit.triton import emit_triton
 from plait.errors import BuildFailed, UnsupportedProgram
 from plait.options import Options
 from plait.runtime import report
-from plait.runtime.build import Built, build_cpp, build_triton, count_failures
+from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures
 from plait.runtime.cache import cache_for
+from plait.runtime.dump import record_levels
 from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
 from plait.runtime.link import Launch
 
@@ -28,7 +29,7 @@ def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Execut
     constants = [_attribute(gm, name) for _, name in sorted(graph.constants.items())]
     record = report.current()
     with record.stage("build"):
-        built = _build(launches, graph, options)
+        built = _build(launches, compiled, options)
     failed = {k: built[k] for k in count_failures(built, [launch.name for launch in launches])}
     if failed and options.strict:
         first = next(iter(failed.values()))
@@ -42,27 +43,28 @@ def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Execut
     return Executable(script, kernels, constants, lambda name: _attribute(gm, name), pool_bytes)
 
 
-def _build(launches: Sequence[Launch], graph: Any, options: Options) -> list[Built]:
+def _build(launches: Sequence[Launch], compiled: Any, options: Options) -> list[Built]:
+    graph = compiled.graph
     target = options.backend
     if target == "auto":
         target = "triton" if graph.device.startswith("cuda") else "cpp"
     if target == "eval":
         return [BuildFailed("backend=eval: reference evaluation") for _ in launches]
-    programs = [tuple(part.program for part in launch.parts) for launch in launches]
     if options.groups is not None:
         # for bisection: only some launches become kernels
         chosen = [k for k in range(len(launches)) if k in options.groups]
         rest = replace(options, groups=None)
-        some = dict(zip(chosen, _build([launches[k] for k in chosen], graph, rest), strict=True))
+        some = dict(zip(chosen, _build([launches[k] for k in chosen], compiled, rest), strict=True))
         return [some.get(k) or BuildFailed("not among the groups asked for") for k in range(len(launches))]
+    programs = [tuple(part.program for part in launch.parts) for launch in launches]
     if target == "triton":
         sources = [emit_triton(p, launch.name) for p, launch in zip(programs, launches, strict=True)]
-        report.trace("plait_kernels", lambda: "\n\n".join(s.text for s in sources))
-        report.current().details["sources"] = {s.name: s.text for s in sources}
+        record_levels(compiled, {s.name: s.text for s in sources}, options)
         symbols = [tuple(s for program in p for s in program.symbols) for p in programs]
         return build_triton(sources, symbols, graph.device, graph.hint)
-    kernels = [CppKernel(launch.name, p) for p, launch in zip(programs, launches, strict=True)]
-    return build_cpp(kernels, cache_for(options), options.threads)
+    texts = CppSources([CppKernel(launch.name, p) for p, launch in zip(programs, launches, strict=True)])
+    record_levels(compiled, {name: texts.text(k) for k, name in enumerate(texts.names)}, options)
+    return build_cpp(texts, cache_for(options), options.threads)
 
 
 def _attribute(gm: Any, name: str) -> Any:

@@ -67,40 +67,51 @@ class _Unit:
     places: tuple[int, ...]
 
 
-def build_cpp(kernels: Sequence[cpp.CppKernel], cache: Cache, threads: int | None = None) -> list[Built]:
-    """One entry a kernel: the built kernel, or why there is none. `threads`: what kernels run with (None: torch's)."""
-    texts: dict[str, int] = {}
-    same_as: list[int] = []
-    for place, k in enumerate(kernels):
-        text = cpp.emit_cpp([replace(k, name=_STAND_IN)])
+class CppSources:
+    """The text of every kernel; equal ones, which are built once, are those whose text without comments is equal."""
+
+    def __init__(self, kernels: Sequence[cpp.CppKernel]) -> None:
+        self.names = tuple(identifier(k.name) for k in kernels)
+        self.texts = tuple(cpp.emit_cpp([replace(k, name=_STAND_IN)]) for k in kernels)
+        first: dict[str, int] = {}
         # comments quote the user's lines and the group's number; they do not make kernels differ
-        same_as.append(texts.setdefault(re.sub(r"(?m)^\s*//.*\n", "", text), place))
-    distinct = [p for p in range(len(kernels)) if same_as[p] == p]
-    units = _units(kernels, distinct)
+        self.same_as = tuple(first.setdefault(_without_comments(t, "//"), p) for p, t in enumerate(self.texts))
+
+    def distinct(self) -> list[int]:
+        """Places of the kernels to build."""
+        return [p for p, q in enumerate(self.same_as) if p == q]
+
+    def text(self, place: int) -> str:
+        """One kernel's text under its own name."""
+        return self.texts[place].replace(_STAND_IN, self.names[place])
+
+    def unit(self, places: Sequence[int]) -> _Unit:
+        """One translation unit; reading the headers again does nothing."""
+        return _Unit("\n".join(map(self.text, places)), tuple(self.names[p] for p in places), tuple(places))
+
+
+def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None) -> list[Built]:
+    """One entry a kernel: the built kernel, or why there is none. `threads`: what kernels run with (None: torch's)."""
+    places = sources.distinct()
+    # few enough that the headers are not read too often, many enough to use several processors
+    count = max(1, min(_MOST_UNITS, len(places) // 4))
+    units = [sources.unit(places[k::count]) for k in range(count) if places[k::count]]
     done: dict[int, Built] = {}
     for unit, outcome in zip(units, _side_by_side(lambda u: _build_unit(u, cache, threads), units), strict=True):
-        if isinstance(outcome, BuildFailed) and len(unit.places) > 1:
-            # one bad kernel must not take its neighbours along
-            for place in unit.places:
-                alone = _units(kernels, [place])[0]
-                single = _build_unit(alone, cache, threads)
-                done[place] = single if isinstance(single, BuildFailed) else single[0]
-        else:
-            for nth, place in enumerate(unit.places):
-                done[place] = outcome if isinstance(outcome, BuildFailed) else outcome[nth]
-    return [done[same_as[p]] for p in range(len(kernels))]
+        for nth, place in enumerate(unit.places):
+            if not isinstance(outcome, BuildFailed):
+                done[place] = outcome[nth]
+            elif len(unit.places) == 1:
+                done[place] = outcome
+            else:
+                # one bad kernel must not take its neighbours along
+                alone = _build_unit(sources.unit([place]), cache, threads)
+                done[place] = alone if isinstance(alone, BuildFailed) else alone[0]
+    return [done[q] for q in sources.same_as]
 
 
-def _units(kernels: Sequence[cpp.CppKernel], places: Sequence[int]) -> list[_Unit]:
-    """Few enough that the headers are not read too often, many enough to use several processors."""
-    count = max(1, min(_MOST_UNITS, len(places) // 4))
-    out = []
-    for k in range(count):
-        mine = tuple(places[k::count])
-        if mine:
-            chosen = [kernels[p] for p in mine]
-            out.append(_Unit(cpp.emit_cpp(chosen), tuple(identifier(c.name) for c in chosen), mine))
-    return out
+def _without_comments(text: str, mark: str) -> str:
+    return re.sub(rf"(?m)^\s*{re.escape(mark)}.*\n", "", text)
 
 
 def _build_unit(unit: _Unit, cache: Cache, threads: int | None) -> list[Kernel] | BuildFailed:
@@ -218,7 +229,7 @@ def build_triton(
     texts: dict[tuple[Any, ...], int] = {}
     same_as = []
     for place, s in enumerate(sources):
-        plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, re.sub(r"(?m)^\s*#.*\n", "", s.text))
+        plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, _without_comments(s.text, "#"))
         same_as.append(texts.setdefault((plain, s.args, s.programs, s.num_warps, s.num_stages, symbols[place]), place))
     distinct = [p for p in range(len(sources)) if same_as[p] == p]
     built = _side_by_side(lambda p: _build_triton_one(sources[p], symbols[p], device, size_hint), distinct)

@@ -73,7 +73,7 @@ class _Linker:
             arity=self.graph.arity + len(self.graph.constants),
             slots=len(self.slot_of),
             inputs=inputs,
-            steps=tuple(self.with_frees(inputs, returns)),
+            steps=tuple(self.with_frees(returns)),
             returns=returns,
             bindings=bindings,
             device=self.graph.device,
@@ -181,14 +181,15 @@ class _Linker:
             assert isinstance(r[1], int)
             return InputOut(r[1])
         if kind == "scalar":
-            return ScalarOut(r[1])  # type: ignore[arg-type]
+            return ScalarOut(r[1])
         if kind == "value":
             return ValueOut(r[1])
         return NoneOut()
 
-    def with_frees(self, inputs: tuple[InputSlot, ...], returns: tuple[ReturnSpec, ...]) -> list[Step]:
-        """Steps with each slot released after its last use; inputs belong to the caller, returned slots to the user."""
-        kept = {s.slot for s in inputs} | {r.slot for r in returns if isinstance(r, (SlotOut, ViewOut, ItemOut))}
+    def with_frees(self, returns: tuple[ReturnSpec, ...]) -> list[Step]:
+        """Steps with each slot released after its last use, inputs too (the backward's are saved activations, which die
+        there); returned slots are the user's."""
+        kept = {r.slot for r in returns if isinstance(r, (SlotOut, ViewOut, ItemOut))}
         kept |= {b[1] for b in (self.binding(b) for b in self.graph.bindings.values()) if b[0] == "slot"}  # type: ignore[misc]
         last: dict[int, int] = {}
         for k, step in enumerate(self.steps):

@@ -50,7 +50,10 @@ class TritonKernel:
             else:
                 args.append(torch.int32 if a.kind == "fault" else from_dtype(a.dtype))
         with torch.cuda.device(self.device):
-            self.function.warmup(*args, grid=(1,), **self.options)
+            made = self.function.warmup(*args, grid=(1,), **self.options)
+            load = getattr(made, "_init_handles", None)
+            if load is not None:
+                load()  # a kernel that wants more than the device has must fail now, not at its first launch
 
     def bind(self, buffers: tuple[int, ...], symbols: Sequence[int], messages: Messages) -> Launch:
         """See kernel.Kernel. `buffers` and `symbols` are those of all parts in order, as the C++ kernels take them."""

@@ -19,7 +19,7 @@ from plait.errors import BuildFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.runtime import build, report
-from plait.runtime.build import build_cpp, compile_cpp, cpp_key
+from plait.runtime.build import CppSources, build_cpp, compile_cpp, cpp_key
 from plait.runtime.cache import Cache
 from plait.tile.program import Buffer, Check, Dim, Let, Load, Store, TileProgram
 from plait.tile.schedule import Schedule
@@ -69,7 +69,7 @@ def run(kernel: object, *tensors: torch.Tensor, n: int, messages: tuple[tuple[st
 def test_kernels_are_built_run_and_found_in_the_cache(tmp_path: pathlib.Path) -> None:
     kernels = [CppKernel("first", (program("a", "exp"),)), CppKernel("second", (program("b", "neg"),))]
     store = Cache(str(tmp_path / "cache"))
-    built = build_cpp(kernels, store)
+    built = build_cpp(CppSources(kernels), store)
     x, out = torch.randn(1000), torch.empty(1000)
     run(built[0], x, out, n=1000)
     torch.testing.assert_close(out, x.exp())
@@ -77,18 +77,18 @@ def test_kernels_are_built_run_and_found_in_the_cache(tmp_path: pathlib.Path) ->
     torch.testing.assert_close(out, -x)
     assert (store.stats.stores, store.stats.hits) == (1, 0)
     again = Cache(str(tmp_path / "cache"))
-    run(build_cpp(kernels, again)[1], x, out, n=1000)
+    run(build_cpp(CppSources(kernels), again)[1], x, out, n=1000)
     assert (again.stats.stores, again.stats.hits) == (0, 1)
 
 
 def test_equal_kernels_are_built_once(tmp_path: pathlib.Path) -> None:
     kernels = [CppKernel(f"k{i}", (program(f"p{i}", "exp", f"layer {i}"),)) for i in range(5)]
-    built = build_cpp(kernels, Cache(str(tmp_path / "cache")))
+    built = build_cpp(CppSources(kernels), Cache(str(tmp_path / "cache")))
     assert len({id(b) for b in built}) == 1
 
 
 def test_failed_check_raises_index_error(tmp_path: pathlib.Path) -> None:
-    kernel = build_cpp([CppKernel("c", (checked("c"),))], Cache(str(tmp_path / "cache")))[0]
+    kernel = build_cpp(CppSources([CppKernel("c", (checked("c"),))]), Cache(str(tmp_path / "cache")))[0]
     run(kernel, torch.empty(4, dtype=torch.int64), n=4, messages=(("row out of range",),))
     with pytest.raises(IndexError, match="row out of range"):
         run(kernel, torch.empty(5, dtype=torch.int64), n=5, messages=(("row out of range",),))
@@ -102,7 +102,7 @@ def test_one_bad_kernel_does_not_take_the_others_along(tmp_path: pathlib.Path, m
 
     monkeypatch.setattr(build.cpp, "emit_cpp", spoiled)
     kernels = [CppKernel("good", (program("good"),)), CppKernel("bad", (program("bad", "neg"),))]
-    built = build_cpp(kernels, Cache(str(tmp_path / "cache")))
+    built = build_cpp(CppSources(kernels), Cache(str(tmp_path / "cache")))
     x, out = torch.randn(9), torch.empty(9)
     run(built[0], x, out, n=9)
     torch.testing.assert_close(out, x.exp())
@@ -120,7 +120,7 @@ def test_one_bad_kernel_does_not_take_the_others_along(tmp_path: pathlib.Path, m
 
 def test_no_compiler_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    failed = build_cpp([CppKernel("k", (program("k"),))], Cache(None))[0]
+    failed = build_cpp(CppSources([CppKernel("k", (program("k"),))]), Cache(None))[0]
     assert isinstance(failed, BuildFailed)
     assert "no-such-compiler" in failed.message
     assert "apt install g++" in failed.hint
