@@ -1,7 +1,7 @@
 """Built kernels and a Script to an Executable: the last stage of the compiler page.
 
 A kernel that could not be built takes only its own groups along: their steps are replaced by reference evaluation,
-counted and warned about (under strict, raised).
+counted and warned about (under strict, raised). Where none can be built, the whole graph is left to eager.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Execut
     record = report.current()
     with record.stage("build"):
         built = _build(launches, compiled, options)
+    if launches and options.backend != "eval" and all(isinstance(b, BuildFailed) for b in built):
+        # no compiler, say: eager runs the whole graph better than the evaluator would
+        assert isinstance(built[0], BuildFailed)
+        raise built[0]
     failed = {k: built[k] for k in count_failures(built, [launch.name for launch in launches])}
     if failed and options.strict:
         first = next(iter(failed.values()))

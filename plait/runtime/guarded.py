@@ -44,7 +44,9 @@ def _fall_back(
     error: Exception, gm: Any, example_inputs: Sequence[Any], kind: str, options: Options, line: str
 ) -> None:
     """Count and report; raise under strict."""
-    reason = error.message if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, PlaitError):
+        reason = error.message + (f" ({error.hint})" if error.hint else "")
     artifact = error.artifact if isinstance(error, PlaitError) else None
     where = (error.origin if isinstance(error, PlaitError) else None) or line
     if isinstance(error, InternalError) or not isinstance(error, CompileError):
