@@ -15,6 +15,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Read, Shape, compose, identity
 from plait.ir.index import Expr, Facts
+from plait.ir.text import print_graph
 
 TYPES = (DType.f32, DType.f32, DType.i64, DType.i32, DType.f64)
 EXTENTS = (1, 2, 3, 4, 5, 8)
@@ -320,3 +321,15 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 def graphs(draw: st.DrawFn, most_operations: int = 7) -> Graph:
     """A graph of a few operations over one to three inputs, in half of the cases with a symbolic size."""
     return Maker(draw, draw(st.booleans())).graph(draw(st.integers(1, most_operations)))
+
+
+class GraphText(str):
+    """Text that a failing test shows as it is, to be pasted in a test of its own."""
+
+    def __repr__(self) -> str:
+        return f'"""\n{self}"""'
+
+
+def graph_texts(most_operations: int = 7) -> st.SearchStrategy[GraphText]:
+    """Random graphs as text: what fails can be read and pasted."""
+    return graphs(most_operations).map(lambda g: GraphText(print_graph(g)))

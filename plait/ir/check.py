@@ -58,7 +58,7 @@ class _Checker:
                 raise self.fail("G1", "is no input of the graph", n)
             seen.add(n)
             self.node(n)
-            if self.level >= 2 and n.op not in ("input", "const", "index") and not self.g.origins.get(n):
+            if self.level >= 2 and not self.g.origins.get(n) and not _needs_no_origin(n):
                 raise self.fail("G2", "has no origin", n)
         self.ends()
         for n, strides in self.g.layouts.items():
@@ -241,6 +241,11 @@ def nonneg_under(e: Expr, guard: Shape, facts: Facts, depth: int = 2) -> bool:
 def _only(e: Expr, a: Atom, sign: int) -> bool:
     """Whether `a` occurs in e in one term alone, with this coefficient."""
     return [(m, c) for m, c in e.terms if a in m] == [((a,), sign)]
+
+
+def _needs_no_origin(n: Node) -> bool:
+    """Inputs, constants, and copies of inputs: no operator of the user's made them."""
+    return n.op in ("input", "const", "index") or (n.op == "copy" and _needs_no_origin(n.reads[0].source))
 
 
 def _args(template: object) -> Iterator[Arg]:

@@ -365,6 +365,9 @@ class _Reader:
         line.expect("at")
         self.g.origins[self._above()] = (*self.g.origins.get(self._above(), ()), Origin(fx, module, line.string()))
 
+    def _on_refused(self, line: _Line) -> None:
+        self.g.refusals[self._above()] = line.string()
+
     def _on_constant(self, line: _Line) -> None:
         position = line.integer()
         self.g.constants[position] = line.string()

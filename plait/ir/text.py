@@ -47,6 +47,8 @@ def print_graph(graph: Graph, origins: bool = True) -> str:
             lines.append("    " + _input(inputs[node]))
         if node in graph.layouts:
             lines.append(f"    layout {_shape(graph.layouts[node])}")
+        if node in graph.refusals:
+            lines.append(f"    refused {_string(graph.refusals[node])}")
         if origins:
             for o in graph.origins.get(node, ()):
                 lines.append(f"    from {_string(o.fx)} in {_string(o.module)} at {_string(o.line)}")

@@ -42,6 +42,7 @@ class Traffic:
     """Accesses to one buffer. *Unique* counts elements, *total* every access by a point, as if nothing were reused."""
 
     name: str
+    role: str
     nbytes: int  # of an element
     read_unique: int = 0
     read_total: int = 0
@@ -69,7 +70,7 @@ class TileReport:
     @property
     def bytes_moved(self) -> int:
         """Compulsory bytes of all arguments (scratch is not device memory)."""
-        return sum(t.bytes_read + t.bytes_written for t in self.traffic)
+        return sum(t.bytes_read + t.bytes_written for t in self.traffic if t.role != "scratch")
 
 
 def run_tile(
@@ -99,7 +100,7 @@ class _Memory:
         self.buffer, self.data, self.elems = buffer, data, elems
         self.read = torch.zeros(len(data), dtype=torch.bool)
         self.stores = torch.zeros(len(data), dtype=torch.int32)
-        self.traffic = Traffic(buffer.name, buffer.dtype.nbytes)
+        self.traffic = Traffic(buffer.name, buffer.role, buffer.dtype.nbytes)
 
     def account(self) -> Traffic:
         """The traffic, with unique elements counted."""

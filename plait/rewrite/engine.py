@@ -19,7 +19,8 @@ def transform(graph: Graph, visit: Visit) -> Graph:
     builder = Builder(graph.facts())
     new: dict[Node, Node] = {}
     out = replace(graph, origins={}, layouts={})
-    for n in graph.nodes():
+    # inputs that nobody reads come along, so that the new graph has no node of the old one
+    for n in sorted({*graph.nodes(), *(i.node for i in graph.inputs)}, key=lambda n: n.serial):
         reads = tuple(replace(r, source=new[r.source]) for r in n.reads)
         before = len(builder.made)
         made = visit(builder, n, reads)
@@ -30,7 +31,12 @@ def transform(graph: Graph, visit: Visit) -> Graph:
             out.origins.setdefault(m, graph.origins.get(n, ()))
         if n in graph.layouts and made.shape == n.shape:
             out.layouts.setdefault(made, graph.layouts[n])
-    out.inputs = tuple(replace(i, node=new[i.node]) if i.node in new else i for i in graph.inputs)
+    out.inputs = tuple(replace(i, node=new[i.node]) for i in graph.inputs)
+    out.bindings = {
+        name: ("extern", new.get(how[1], how[1]), *how[2:]) if how[0] == "extern" else how
+        for name, how in graph.bindings.items()
+    }
+    out.refusals = {new[n]: why for n, why in graph.refusals.items() if n in new}
     out.outputs = tuple(replace(o, read=replace(o.read, source=new[o.read.source])) for o in graph.outputs)
     out.effects = tuple(new[n] for n in graph.effects)
     return out

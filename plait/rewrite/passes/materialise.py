@@ -100,7 +100,8 @@ def _own_outputs(graph: Graph) -> Graph:
 def _continue(graph: Graph) -> Builder:
     """A builder whose new nodes come after all of the graph's."""
     builder = Builder(graph.facts())
-    builder.start_at(max((n.serial for n in graph.nodes()), default=-1) + 1)
+    all_nodes = (*graph.nodes(), *(i.node for i in graph.inputs))
+    builder.start_at(max((n.serial for n in all_nodes), default=-1) + 1)
     return builder
 
 

@@ -25,6 +25,7 @@ symbol s0 [2, inf] hint 16
 %copy_4: f32[s0 + 1, 8] = copy(%exp_1[i0 - 1, (i1 // 2)] ? (i0 - 1; fill=-inf))
 %extern_5: f32[s0] = extern(%sum_2[i0] over (s0) strides (1)) {dtype=f32, outs=(((<s0>,), f32, (<1>,)),), role="opaque", \
 serial=None, target="aten.sort.default", template=("call", ("tuple", ($0, -1, False)), ("dict", ()))}
+    refused "no lowering"
 constant 2 "w"
 bind s0 = ("size", 0, 0)
 output "out" %copy_4[i0, i1] over (s0 + 1, 8) as (8, 1) on "cpu"
