@@ -1,6 +1,6 @@
 """Run an emitted Triton module on CPU tensors with Triton's interpreter (the process must start with TRITON_INTERPRET=1).
 
-The interpreter has no libdevice; the module gets a stand-in whose functions are torch's, so that rules that call it are run.
+The interpreter has no libdevice; importing this module puts torch's functions in its place, so that what calls it can run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 from triton_module import load_module
@@ -48,19 +49,18 @@ interpreter._convert_float = _convert_as_hardware
 interpreter.InterpreterBuilder.create_fma = _fused
 
 
-class _Libdevice:
-    """libdevice by name, through torch."""
+def _by_torch(name: str) -> Any:
+    """A libdevice function, through torch."""
 
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any) -> Any:
-            arrays = [np.asarray(a.handle.data) if isinstance(a, tl.core.tensor) else np.float32(a) for a in args]
-            first = next(a for a in args if isinstance(a, tl.core.tensor))
-            out = _apply(name, [torch.from_numpy(np.array(a)) for a in np.broadcast_arrays(*arrays)]).numpy()
-            scalar = first.dtype
-            kind = tl.block_type(scalar, list(out.shape)) if any(_is_block(a) for a in args) else scalar
-            return tl.core.tensor(TensorHandle(out, scalar), kind)
+    def call(*args: Any) -> Any:
+        arrays = [np.asarray(a.handle.data) if isinstance(a, tl.core.tensor) else np.float32(a) for a in args]
+        first = next(a for a in args if isinstance(a, tl.core.tensor))
+        out = _apply(name, [torch.from_numpy(np.array(a)) for a in np.broadcast_arrays(*arrays)]).numpy()
+        scalar = first.dtype
+        kind = tl.block_type(scalar, list(out.shape)) if any(_is_block(a) for a in args) else scalar
+        return tl.core.tensor(TensorHandle(out, scalar), kind)
 
-        return call
+    return call
 
 
 def _is_block(a: Any) -> bool:
@@ -73,10 +73,13 @@ def _apply(name: str, args: list[torch.Tensor]) -> torch.Tensor:
     return getattr(torch, _RENAMED.get(name, name))(*args)
 
 
+for _name in [n for n in dir(libdevice) if not n.startswith("_")]:
+    setattr(libdevice, _name, _by_torch(_name))
+
+
 def run_interpreted(source: TritonSource, tensors: Sequence[Sequence[torch.Tensor]], sizes: dict[str, int]) -> int:
     """Run; `tensors` are each part's buffers in order, outputs are written in place. Returns the failing code, or 0."""
     module = load_module(source)
-    module.libdevice = _Libdevice()
     fault = torch.zeros(1, dtype=torch.int32)
     args: list[Any] = []
     for a in source.args:

@@ -85,7 +85,7 @@ def _sigmoid64(x):
 
 def _remainder_f(a, b):
     r = libdevice.fmod(a, b)
-    return tl.where((r != 0) & ((r < 0) ^ (b < 0)), r + b, r)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 def _ipow(a, n):
     # wrapping product by squaring; negative exponents as the integers have them: 1, -1 to the parity, else 0

@@ -1,4 +1,5 @@
-"""The Triton emitter: every case of tests/triton_cases run by Triton's interpreter against torch, and the tables."""
+"""The Triton emitter: every case of tests/triton_cases and triton_pipeline run by Triton's interpreter against torch,
+and the tables."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("triton")
 
 import triton_cases
+import triton_pipeline
 
 from plait.emit.triton_ops import RULES, rule_of
 from plait.errors import LowerFailed, TableIncomplete
@@ -21,18 +23,33 @@ from plait.ir.ops import OPS
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, str]:
+def _interpreted(program: str) -> dict[str, str]:
     env = {
         **os.environ,
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "triton_cases.py")]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / program)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT)
     out = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {"": done.stderr, **{r["case"]: r["error"] for r in out}}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    return _interpreted("triton_cases.py")
+
+
+@pytest.fixture(scope="module")
+def pipeline_results() -> dict[str, str]:
+    return _interpreted("triton_pipeline.py")
+
+
+@pytest.mark.parametrize("name", list(triton_pipeline.FUNCTIONS))
+def test_pipeline(name: str, pipeline_results: dict[str, str]) -> None:
+    assert name in pipeline_results, pipeline_results[""]
+    assert not pipeline_results[name], pipeline_results[name]
 
 
 @pytest.mark.parametrize("name", list(triton_cases.CASES))
