@@ -24,12 +24,13 @@ from torch.utils import _pytree as pytree
 
 from plait.frontend.context import LOWERINGS, Context, Tensor, as_read, to_dtype, whole
 from plait.ir import index as ix
+from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Input, Layout, Output, Read, contiguous_strides
 from plait.oracle.compare import FAIL, compare
 from plait.oracle.eval_graph import evaluate
 from plait.oracle.reference import reference
 
-TABLES = "aten_pointwise aten_math aten_activation aten_create aten_reduce aten_softmax aten_norm"
+TABLES = "aten_pointwise aten_math aten_activation aten_create aten_reduce aten_softmax aten_norm aten_loss aten_index aten_random"
 RANDOM = ("rand", "dropout", "bernoulli", "normal", "uniform")
 
 
@@ -56,6 +57,7 @@ def lower(name: str, args: Any, kwargs: Any, val: Any = None, **options: Any) ->
     node = torch.fx.Graph().placeholder("x")
     node.meta["val"] = val
     ctx.node_meta = node
+    ctx._seed = (ctx.const(1234567, DType.i64), ctx.const(0, DType.i64))
     inputs: list[Input] = []
     values: list[torch.Tensor] = []
 
