@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import importlib
 import itertools
 import sys
 import traceback
@@ -23,6 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from plait.frontend.context import LOWERINGS, Context, Tensor, as_read, to_dtype, whole
+from plait.frontend.externs import decompositions
+from plait.frontend.fx_import import load_tables
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Input, Layout, Output, Read, contiguous_strides
@@ -30,14 +31,7 @@ from plait.oracle.compare import FAIL, compare
 from plait.oracle.eval_graph import evaluate
 from plait.oracle.reference import reference
 
-TABLES = "aten_pointwise aten_math aten_activation aten_create aten_reduce aten_softmax aten_norm aten_loss aten_index aten_random"
 RANDOM = ("rand", "dropout", "bernoulli", "normal", "uniform")
-
-
-def load_tables() -> None:
-    """Fill LOWERINGS."""
-    for name in TABLES.split():
-        importlib.import_module(f"plait.frontend.{name}")
 
 
 class NotNative(Exception):
@@ -54,9 +48,8 @@ def lower(name: str, args: Any, kwargs: Any, val: Any = None, **options: Any) ->
         raise NotNative("no lowering")
     builder = Builder()
     ctx = Context(builder, **options)
-    node = torch.fx.Graph().placeholder("x")
-    node.meta["val"] = val
-    ctx.node_meta = node
+    results = [v for v in pytree.tree_leaves(val) if isinstance(v, torch.Tensor)]
+    ctx.expected = tuple((_exprs(v.shape), to_dtype(v.dtype)) for v in results)
     ctx._seed = (ctx.const(1234567, DType.i64), ctx.const(0, DType.i64))
     inputs: list[Input] = []
     values: list[torch.Tensor] = []
@@ -90,6 +83,15 @@ def run(name: str, args: Any, kwargs: Any, val: Any = None, mode: str = "eager",
     tree, graph, values = lower(name, args, kwargs, val, **options)
     got = iter(evaluate(graph, values, dtype_mode=mode))
     return pytree.tree_map(lambda t: next(got) if isinstance(t, Tensor) else t, tree)
+
+
+@dataclass(frozen=True)
+class How:
+    """What to run: the evaluator's mode, gradients instead of results, core ATen as plait's users get it."""
+
+    mode: str = "eager"
+    grad: bool = False
+    core: bool = True
 
 
 @dataclass
@@ -177,7 +179,7 @@ def shown(args: Any, kwargs: Any) -> str:
     return f"{pytree.tree_map(one, args)} {pytree.tree_map(one, kwargs)}"
 
 
-def check_sample(op: Any, sample: Any, tally: Tally, mode: str = "eager", decompositions: Any = None) -> None:
+def check_sample(op: Any, sample: Any, tally: Tally, how: How) -> None:
     """Trace one sample and check every call of it."""
     flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
@@ -187,11 +189,29 @@ def check_sample(op: Any, sample: Any, tally: Tally, mode: str = "eager", decomp
         for k, t in zip(places, tensors, strict=True):
             full[k] = t
         x, args, kwargs = pytree.tree_unflatten(full, spec)
-        return op.op(x, *args, **kwargs)
+        if not how.grad:
+            return op.op(x, *args, **kwargs)
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+        for k, t in zip(places, leaves, strict=True):
+            full[k] = t
+        x, args, kwargs = pytree.tree_unflatten(full, spec)
+        outs = [o for o in pytree.tree_leaves(op.op(x, *args, **kwargs)) if isinstance(o, torch.Tensor)]
+        outs = [o for o in outs if o.requires_grad and o.is_floating_point()]
+        wanted = [t for t in leaves if t.requires_grad]
+        return torch.autograd.grad(outs, wanted, [torch.cos(o.detach()) for o in outs], allow_unused=True)
 
     tensors = [flat[k].detach() for k in places]
-    traced = make_fx(fn, decomposition_table=decompositions or {})(*tensors)
-    Checker(traced, tally, mode).run(*tensors)
+    traced = _trace(fn, tensors, decompositions() if how.core else {}, functional=not how.grad)
+    Checker(traced, tally, how.mode).run(*tensors)
+
+
+def _trace(fn: Any, tensors: list[torch.Tensor], table: Any, functional: bool) -> torch.fx.GraphModule:
+    if functional:
+        try:
+            return make_fx(torch.func.functionalize(fn, remove="mutations"), decomposition_table=table)(*tensors)
+        except Exception:  # an operator that functionalisation does not know
+            pass
+    return make_fx(fn, decomposition_table=table)(*tensors)
 
 
 def entries(only: str = "") -> Iterator[Any]:
@@ -201,7 +221,7 @@ def entries(only: str = "") -> Iterator[Any]:
     yield from (op for op in op_db if only in (op.name, ""))
 
 
-def check_op(op: Any, dtype: torch.dtype, samples: int, mode: str = "eager", decompositions: Any = None) -> list[Tally]:
+def check_op(op: Any, dtype: torch.dtype, samples: int, how: How) -> list[Tally]:
     """One tally a sample; samples that cannot be traced are left out."""
     out: list[Tally] = []
     if dtype not in op.supported_dtypes("cpu"):
@@ -210,7 +230,7 @@ def check_op(op: Any, dtype: torch.dtype, samples: int, mode: str = "eager", dec
     for sample in itertools.islice(op.sample_inputs("cpu", dtype), samples):
         tally = Tally()
         try:
-            check_sample(op, sample, tally, mode, decompositions)
+            check_sample(op, sample, tally, how)
         except Exception as error:
             if not tally.wrong:
                 continue
@@ -226,13 +246,14 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--mode", default="eager")
-    parser.add_argument("--core", action="store_true", help="decompose to core ATen first")
+    parser.add_argument("--whole", action="store_true", help="do not decompose to core ATen first")
+    parser.add_argument("--grad", action="store_true", help="gradients")
     parser.add_argument("--reasons", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     load_tables()
-    table = torch._decomp.core_aten_decompositions() if options.core else None
+    how = How(options.mode, options.grad, not options.whole)
     native, total, wrong = 0, 0, 0
     reasons: collections.Counter[str] = collections.Counter()
     for op in entries(options.only):
@@ -241,7 +262,7 @@ def main() -> None:
             dtype = torch.int64
         total += 1
         try:
-            tallies = check_op(op, dtype, options.samples, options.mode, table)
+            tallies = check_op(op, dtype, options.samples, how)
         except Exception as error:
             print(f"!! {op.name}: {error!s:.100}")
             continue

@@ -47,10 +47,10 @@ def _simple(name: str, fn: Callable[..., Tensor]) -> None:
 
     @table(f"{name}.default")
     def lower(ctx: Context, *args: Any, **kwargs: Any) -> Any:
-        tensors = [a for a in args if isinstance(a, Tensor) and not a.weak]
+        tensors = [a for a in args if isinstance(a, Tensor) and not a.is_number]
         d, c, lifted = _floats(ctx, *tensors)
         queue = iter(lifted)
-        moved = [next(queue) if isinstance(a, Tensor) and not a.weak else a for a in args]
+        moved = [next(queue) if isinstance(a, Tensor) and not a.is_number else a for a in args]
         return settle(ctx, fn(c, *moved, **kwargs), d)
 
 

@@ -26,6 +26,8 @@ def _draw(ctx: Context, op: str, shape: Shape, dtype: DType) -> Tensor:
     """Random values of a compute type, different from those of every other draw."""
     if ctx.rng != "plait":
         raise Unlowered("random numbers are eager's own")
+    if any(n.const == 0 for n in shape):
+        raise Unlowered("no elements to draw")
     seed, offset = (ctx.expand(s, shape) for s in ctx.seed())
     linear = ix.flatten([ix.axis(d) for d in range(len(shape))], shape)
     reads = [as_read(seed), as_read(offset)]

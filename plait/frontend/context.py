@@ -58,7 +58,6 @@ class Tensor:
     fill: Scalar = 0
     strides: Shape | None = field(default=None, compare=False)  # eager's, where the FX graph tells them
     is_number: bool = field(default=False, compare=False)  # stands for a SymFloat: an ATen call wants a Python number
-    weak: bool = False  # a SymFloat: in type promotion it counts as a Python float
 
     @property
     def dtype(self) -> DType:

@@ -103,7 +103,7 @@ def result_dtype(*args: Operand) -> DType:
     """torch.result_type of tensors, 0-dim tensors, SymInts and Python numbers."""
     tiers: list[DType | None] = [None, None, None]
     for a in args:
-        weak = not isinstance(a, Tensor) or a.weak
+        weak = not isinstance(a, Tensor) or a.is_number
         tier = 2 if weak else 1 if a.ndim == 0 else 0  # type: ignore[union-attr]
         d = _scalar_dtype(a) if weak else a.dtype  # type: ignore[union-attr]
         category(d)
@@ -199,6 +199,4 @@ def python_number(v: Any) -> Scalar:
 
 def expected_types(ctx: Context) -> list[DType | None]:
     """Types of the results that eager gave the operator being lowered; empty where nothing is known."""
-    val = ctx.node_meta.meta.get("val") if ctx.node_meta is not None else None
-    results = val if isinstance(val, tuple | list) else () if val is None else (val,)
-    return [to_dtype(r.dtype) if isinstance(r, torch.Tensor) else None for r in results]
+    return [dtype for _, dtype in ctx.expected]
