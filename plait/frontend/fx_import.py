@@ -216,7 +216,7 @@ class _Importer:
                 return f"layout {t.layout}"
             if str(t.device) != self.device and not (t.device.type == "cpu" and t.ndim == 0):
                 return f"device {t.device}"
-            if any(e.symbols() & self.sizes.unbacked for e in self.sizes.shape(t.shape)):
+            if self.sizes.unbacked and any(e.symbols() & self.sizes.unbacked for e in self.sizes.shape(t.shape)):
                 return "size known only at run time"
         if outs and all(str(t.device) != self.device for t in outs):
             operands = [self.env[n] for n in fx.all_input_nodes]

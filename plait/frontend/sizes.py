@@ -40,6 +40,7 @@ class Sizes:
         self.facts = Facts(symbols=self.ranges)
         self.unbacked: set[str] = set()
         self._memo: dict[sympy.Basic, Expr] = {}
+        self._numbers: dict[int, Expr] = {}
         self._derived: dict[str, Expr] = {}
         self._pending: dict[str, tuple[Any, ...]] = {}  # derived symbols, until everything they need is bound
 
@@ -47,7 +48,10 @@ class Sizes:
     def expr(self, x: Any) -> Expr:
         """An int, a SymInt or a sympy expression as an Expr."""
         if isinstance(x, (bool, int)):
-            return ix.const(int(x))
+            number = self._numbers.get(x)
+            if number is None:
+                number = self._numbers[x] = ix.const(int(x))
+            return number
         if isinstance(x, (torch.SymInt, torch.SymBool)):
             x = self.sympy_of(x)
         found = self._memo.get(x)
