@@ -15,12 +15,14 @@ from plait.ir.check import check_graph
 from plait.ir.graph import Graph, Node
 from plait.options import Options
 from plait.plan.align import Alignment
+from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec, spec_for
 from plait.plan.horizontal import launches
+from plait.plan.inline import Reading
 from plait.plan.layout import Layouts
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
-from plait.plan.search import inline_nodes, make_plan
+from plait.plan.search import make_plan
 from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.split_reductions import split_reductions
 from plait.runtime import report
@@ -50,7 +52,7 @@ def compile_graph(
     graph = simplify(graph, spec, options)
     compiled = plan_and_lower(graph, spec, options)
     report.compiled(compiled)
-    script = link(graph, compiled.launches, Layouts(graph))
+    script = link(graph, compiled.plan.reading, compiled.launches, Layouts(graph))
     return assemble(gm, compiled, script, options)
 
 
@@ -69,16 +71,17 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 
 def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Graph to Plan to TilePrograms."""
-    env = Env(Layouts(graph).strides, inline_nodes(graph), options.numerics, graph.symbols)
+    reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
+    env = Env(Layouts(graph).strides, reading.inline, options.numerics, graph.symbols, reading.reads)
 
-    def fits(al: Alignment) -> Reason | None:
+    def fits(al: Alignment, stored: Sequence[Node]) -> Reason | None:
         try:
-            lower(al, al.nodes[-1:], env, spec, graph.hint, name="trial")
+            lower(al, stored, env, spec, graph.hint, name="trial")
         except LowerFailed as refused:
             return Reason(Why.MISALIGNED, refused.message)
         return None
 
-    plan = make_plan(graph, spec, fits, fuse=options.plan != "none")
+    plan = make_plan(graph, spec, reading, fits, fuse=options.plan != "none")
     steps: list[Launch] = []
     for batch in launches(plan, fuse=spec.kind == "cpu" and options.plan != "none"):
         if batch[0].kind == "extern":

@@ -140,6 +140,8 @@ class Graph:
     origins: dict[Node, tuple[Origin, ...]] = field(default_factory=dict)
     # strides eager gave to a node's value, where it is a dense tensor: the preferred layout of its buffer
     layouts: dict[Node, Shape] = field(default_factory=dict)
+    # partial results of reductions that were split over blocks: their combination waits for all blocks
+    partials: frozenset[Node] = frozenset()
     device: str = "cpu"
     # number of arguments of the call; `constants` names the module attribute to pass at each position from `arity` on
     arity: int = 0

@@ -11,14 +11,15 @@ An Alignment is immutable; `merge` makes the alignment of two groups together, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from plait.ir import index as ix
-from plait.ir.graph import Node
+from plait.ir.graph import Node, Read
 from plait.ir.index import Atom, Expr
 
 AxisKey = tuple[Node, int]
+Reads = Callable[[Node], tuple[Read, ...]]
 FUSIBLE = frozenset({"map", "reduce", "scan", "random"})
 
 
@@ -68,6 +69,17 @@ class Alignment:
             out.append(ix.flatten([dim_of[a] for a in atoms], [self.extent[a] for a in atoms]))
         return tuple(out)
 
+    def floating(self, stored: Iterable[Node], reads: Reads) -> frozenset[Node]:
+        """Members that are only evaluated at other indices than their own axes: the group's dims need not have those axes."""
+        placed = set(stored)
+        members = frozenset(self.nodes)
+        for n in reversed(self.nodes):  # readers come after what they read
+            if n in placed:
+                placed.update(
+                    r.source for k, r in enumerate(reads(n)) if r.source in members and (n, k) not in self.loose
+                )
+        return members - placed
+
     # ---------------------------------------------------------------- merging
     def copy(self) -> Alignment:
         """An independent copy to try something on."""
@@ -90,8 +102,9 @@ class Alignment:
 class Aligner:
     """Makes alignments; numbers atoms."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: Reads) -> None:
         self._next = 0
+        self._reads = reads
 
     def single(self, node: Node) -> Alignment:
         """The alignment of a group of one."""
@@ -121,7 +134,7 @@ class Aligner:
         crossing = [
             (n, k)
             for n in out.nodes
-            for k, r in enumerate(n.reads)
+            for k, r in enumerate(self._reads(n))
             if r.source in inside and ((n in mine) != (r.source in mine) or (n in theirs) != (r.source in theirs))
         ]
         loose = set(out.loose)
@@ -162,7 +175,7 @@ class Aligner:
     def _join_sources(self, al: Alignment, nodes: Iterable[Node], inside: frozenset[Node]) -> None:
         """Equate axes through tensors from outside; a read that has no aligned form is simply read again."""
         for n in nodes:
-            for k, r in enumerate(n.reads):
+            for k, r in enumerate(self._reads(n)):
                 if r.source in inside or not r.source.shape:
                     continue
                 if (r.source, 0) not in al.parts:
@@ -171,7 +184,7 @@ class Aligner:
 
     def _join_edge(self, al: Alignment, consumer: Node, k: int) -> bool:
         """Equate the axes of read k's source with the reader's. False, and nothing changed, when the edge is loose."""
-        read = consumer.reads[k]
+        read = self._reads(consumer)[k]
         saved: Alignment | None = None
         for d, e in enumerate(read.index):
             extent = read.source.shape[d]
@@ -297,11 +310,3 @@ def divide(n: Expr, d: Expr) -> Expr | None:
         return None
     whole, rest = ix.split_multiples(n, d)
     return whole if not rest.terms and whole.terms else None
-
-
-def edges_inside(nodes: frozenset[Node]) -> Iterator[tuple[Node, int]]:
-    """(consumer, read number) of every edge between two members."""
-    for n in sorted(nodes, key=lambda n: n.serial):
-        for k, r in enumerate(n.reads):
-            if r.source in nodes:
-                yield n, k

@@ -13,19 +13,8 @@ from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
 from plait.plan.align import Alignment
 from plait.plan.device import DeviceSpec
-
-# operations an element costs, relative to an addition, where it is not 1: measured on generated code, rounded
-OP_COST: dict[str, float] = {
-    **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal"), 4.0),
-    **dict.fromkeys(("exp", "exp2", "log", "log2", "sigmoid", "expm1", "log1p", "log10"), 10.0),
-    **dict.fromkeys(("tanh", "erf", "sin", "cos", "erfc"), 14.0),
-    **dict.fromkeys(("pow", "atan2", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"), 30.0),
-    **dict.fromkeys(("lgamma", "digamma", "erfinv", "hypot", "nextafter", "fmod_f", "remainder_f"), 60.0),
-    **dict.fromkeys(("floordiv", "truncdiv", "remainder", "fmod", "ipow"), 10.0),
-    **dict.fromkeys(("rand", "randbits"), 25.0),
-    "randn": 50.0,
-    **dict.fromkeys(("const", "copy", "index"), 0.0),
-}
+from plait.plan.inline import Reading
+from plait.plan.opcost import op_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +38,23 @@ class Cost:
 class CostModel:
     """Costs of groups of one graph at its hinted sizes."""
 
-    def __init__(self, graph: Graph, spec: DeviceSpec, stored: Callable[[frozenset[Node]], list[Node]]) -> None:
-        self._graph, self.spec, self._stored = graph, spec, stored
+    def __init__(
+        self, graph: Graph, spec: DeviceSpec, reading: Reading, stored: Callable[[frozenset[Node]], list[Node]]
+    ) -> None:
+        self._graph, self.spec, self.reading, self._stored = graph, spec, reading, stored
 
     def size(self, extents: Iterable[Expr]) -> float:
         """Product of extents at the hinted sizes."""
-        out = 1.0
-        for e in extents:
-            c = e.const
-            out *= self._graph.hint(e) if c is None else c
-        return out
+        return size_at_hints(self._graph, extents)
 
     def row_and_grid(self, al: Alignment) -> tuple[set[int], set[int]]:
         """Atoms that blocks sweep, and the others."""
         row: set[int] = set()
         every: set[int] = set()
+        floating = al.floating(self._stored(frozenset(al.nodes)), self.reading.reads)
         for n in al.nodes:
+            if n in floating:
+                continue
             every.update(al.span(n))
             if n.kind in ("reduce", "scan"):
                 row.update(al.reduced(n))
@@ -81,8 +71,8 @@ class CostModel:
         traffic: dict[Node, float] = {}
         for n in al.nodes:
             points = self.size(n.axes)
-            for r in n.reads:
-                if r.source not in inside and r.source.kind in ("source", "extern", "project", *_COMPUTED):
+            for r in self.reading.reads(n):
+                if r.source not in inside:
                     traffic[r.source] = traffic.get(r.source, 0.0) + points
         for source, points in traffic.items():
             nbytes = min(points, self.size(source.shape)) * source.dtype.nbytes
@@ -91,7 +81,7 @@ class CostModel:
                 cache += nbytes * (sweeps - 1)
         written = sum(self.size(n.shape) * n.dtype.nbytes for n in self._stored(inside))
         loose = 2.0 if al.loose else 1.0
-        ops = sum(self.size(n.axes) * OP_COST.get(n.op, 1.0) for n in al.nodes) * loose
+        ops = sum(self.size(n.axes) * op_cost(n.op) for n in al.nodes) * loose
         blocks = self.size(al.extent[a] for a in grid)
         if not row:
             blocks /= 256.0
@@ -101,7 +91,7 @@ class CostModel:
         """How many dependent reductions end at each node."""
         depth: dict[Node, int] = {}
         for n in al.nodes:
-            below = max((depth[r.source] for r in n.reads if r.source in inside), default=0)
+            below = max((depth[r.source] for r in self.reading.reads(n) if r.source in inside), default=0)
             depth[n] = below + (1 if n.kind == "reduce" else 0)
         return depth
 
@@ -110,4 +100,10 @@ class CostModel:
         return self.cost(al).time_on(self.spec)
 
 
-_COMPUTED = ("map", "reduce", "scan", "random")
+def size_at_hints(graph: Graph, extents: Iterable[Expr]) -> float:
+    """Product of extents at the hinted sizes."""
+    out = 1.0
+    for e in extents:
+        c = e.const
+        out *= graph.hint(e) if c is None else c
+    return out

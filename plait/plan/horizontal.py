@@ -16,7 +16,7 @@ def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
     inside: set[int] = set()
     for g in plan.groups:
         joins = fuse and g.kind == "kernel" and len(batch) < _MAX_PARTS and batch and batch[0].kind == "kernel"
-        arguments = sum(_arguments(b) for b in batch) + _arguments(g)
+        arguments = sum(_arguments(plan, b) for b in batch) + _arguments(plan, g)
         if joins and arguments <= _MAX_ARGUMENTS and not (_sources(plan, g) & inside):
             batch.append(g)
             inside.add(g.number)
@@ -28,19 +28,19 @@ def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
         yield tuple(batch)
 
 
-def _arguments(g: Group) -> int:
+def _arguments(plan: Plan, g: Group) -> int:
     members = set(g.nodes)
-    return len(g.stored) + len({r.source for n in g.nodes for r in n.reads if r.source not in members})
+    return len(g.stored) + len({r.source for n in g.nodes for r in plan.reading.reads(n) if r.source not in members})
 
 
 def _sources(plan: Plan, g: Group) -> set[int]:
     """Numbers of the groups that this one reads from."""
     out: set[int] = set()
     for n in g.nodes:
-        stack = [r.source for r in n.reads]
+        stack = [r.source for r in plan.reading.reads(n)]
         while stack:
             s = stack.pop()
-            if s.kind == "project" or (s in plan.inline and s not in plan.group_of):
+            if s.kind == "project":
                 stack.extend(r.source for r in s.reads)
             elif s in plan.group_of:
                 out.add(plan.group_of[s].number)

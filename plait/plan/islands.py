@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plait.ir.graph import Graph, Node
+from plait.ir.graph import Node
+from plait.plan.inline import Reading
 
 _SHARED_ELEMS = 256.0  # tensors smaller than this make no siblings of their readers
 
 
-def levels(graph: Graph, nodes: Sequence[Node], users: dict[Node, list[Node]]) -> dict[Node, int]:
+def levels(reading: Reading) -> dict[Node, int]:
     """Level of every node."""
+    nodes, users = reading.nodes, reading.users
     early: dict[Node, int] = {}
     for n in nodes:
-        below = max((early[r.source] for r in n.reads), default=0)
+        below = max((early[r.source] for r in reading.reads(n)), default=0)
         early[n] = below + (1 if n.kind == "extern" else 0)
     late: dict[Node, int] = {}
     for n in reversed(nodes):
@@ -30,14 +32,13 @@ def levels(graph: Graph, nodes: Sequence[Node], users: dict[Node, list[Node]]) -
 
 
 def islands(
-    graph: Graph,
-    nodes: Sequence[Node],
-    users: dict[Node, list[Node]],
+    reading: Reading,
     fusible: Callable[[Node], bool],
     size: Callable[[Sequence[Any]], float],
 ) -> list[list[Node]]:
     """Islands in order of their first node; every fusible node is in one."""
-    level = levels(graph, nodes, users)
+    nodes = reading.nodes
+    level = levels(reading)
     parent: dict[Node, Node] = {}
 
     def find(n: Node) -> Node:
@@ -51,12 +52,12 @@ def islands(
         parent[n] = n
     first_reader: dict[tuple[Node, int], Node] = {}
     for n in members:
-        for r in n.reads:
+        for r in reading.reads(n):
             s = r.source
             if s in parent:
                 if level[s] == level[n]:
                     parent[find(n)] = find(s)
-            elif s.kind != "map" and size(s.shape) >= _SHARED_ELEMS:
+            elif size(s.shape) >= _SHARED_ELEMS:
                 other = first_reader.setdefault((s, level[n]), n)
                 parent[find(n)] = find(other)
     out: dict[Node, list[Node]] = {}
@@ -68,9 +69,8 @@ def islands(
 class Keys:
     """Keys of islands: equal keys mean the same nodes over tensors of the same shapes and types, read and wanted alike."""
 
-    def __init__(self, inline: frozenset[Node], demanded: set[Node], users: dict[Node, list[Node]]) -> None:
-        self._inline, self._demanded, self._users = inline, demanded, users
-        self._signatures: dict[Node, tuple[Any, ...]] = {}
+    def __init__(self, reading: Reading, demanded: set[Node]) -> None:
+        self._inline, self._demanded, self._users = reading.inline, demanded, reading.users
 
     def key(self, island: Sequence[Node]) -> tuple[Any, ...]:
         """The key of an island."""
@@ -87,15 +87,12 @@ class Keys:
         if s in local:
             return ("in", local[s])
         if s in self._inline:
-            return self._inlined(s)
+            return self._inlined(s, local, outside)
         return ("out", outside.setdefault(s, len(outside)), s.shape, s.dtype)
 
-    def _inlined(self, s: Node) -> tuple[Any, ...]:
-        found = self._signatures.get(s)
-        if found is None:
-            reads = tuple((self._inlined(r.source), r.index, r.guard, repr(r.fill)) for r in s.reads)
-            found = self._signatures[s] = (s.op, s.axes, s.dtype, _attrs(s), reads)
-        return found
+    def _inlined(self, s: Node, local: dict[Node, int], outside: dict[Node, int]) -> tuple[Any, ...]:
+        reads = tuple((self._source(r.source, local, outside), r.index, r.guard, repr(r.fill)) for r in s.reads)
+        return (s.op, s.axes, s.dtype, _attrs(s), reads)
 
 
 def _attrs(n: Node) -> str:

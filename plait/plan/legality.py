@@ -19,7 +19,9 @@ class Context:
     """What laws may ask: sizes, the device's limits, and whether any schedule fits (handed in: plan knows no tiles)."""
 
     model: CostModel
+    stored: Callable[[frozenset[Node]], list[Node]]
     fits: Fits
+    partials: frozenset[Node]  # partial results of split reductions
     max_arguments: int
     max_nodes: int
 
@@ -27,7 +29,7 @@ class Context:
 def why_not_arguments(ctx: Context, al: Alignment) -> Reason | None:
     """A kernel takes a bounded number of tensors and operations (registers, compile time)."""
     inside = frozenset(al.nodes)
-    outside = {r.source for n in al.nodes for r in n.reads if r.source not in inside}
+    outside = {r.source for n in al.nodes for r in ctx.model.reading.reads(n) if r.source not in inside}
     if len(outside) > ctx.max_arguments or len(al.nodes) > ctx.max_nodes:
         return Reason(Why.ARGUMENTS, f"{len(outside)} tensors, {len(al.nodes)} operations")
     return None
@@ -37,7 +39,7 @@ def why_not_loose(ctx: Context, al: Alignment) -> Reason | None:
     """What is read at another index is evaluated again there; that must not repeat a reduction, a scan or a random draw's cost."""
     inside = frozenset(al.nodes)
     for consumer, k in al.loose:
-        for n in _closure(consumer.reads[k].source, inside):
+        for n in _closure(ctx, ctx.model.reading.reads(consumer)[k].source, inside):
             if n.kind in ("scan", "random"):
                 return Reason(Why.MISALIGNED, f"{consumer.op} reads {n.op} at other indices")
     return None
@@ -47,8 +49,13 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
     """The common domain must not be larger than the largest member's: else unrelated axes would be crossed."""
     row, grid = ctx.model.row_and_grid(al)
     grid_points = ctx.model.size(al.extent[a] for a in grid)
+    floating = al.floating(ctx.stored(frozenset(al.nodes)), ctx.model.reading.reads)
+    if any(n.kind != "map" for n in floating):
+        return Reason(Why.MISALIGNED, "a reduction is only read at other indices")
     most = max(ctx.model.size(n.axes) for n in al.nodes)
     for n in al.nodes:
+        if n in floating:
+            continue
         own_rows = set(al.span(n)) & row
         executed = grid_points * ctx.model.size(al.extent[a] for a in own_rows)
         if executed > 1.25 * most + 1024:
@@ -64,7 +71,17 @@ def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
     return ctx.fits(al)
 
 
-LAWS: tuple[Law, ...] = (why_not_arguments, why_not_loose, why_not_blowup, why_not_fit)
+def why_not_partial(ctx: Context, al: Alignment) -> Reason | None:
+    """The parts of a reduction that was split over blocks are combined when all blocks are done."""
+    inside = frozenset(al.nodes)
+    for n in al.nodes:
+        for r in ctx.model.reading.reads(n):
+            if r.source in inside and r.source in ctx.partials:
+                return Reason(Why.GLOBAL_SYNC, f"{r.source.op} was split over blocks")
+    return None
+
+
+LAWS: tuple[Law, ...] = (why_not_partial, why_not_arguments, why_not_loose, why_not_blowup, why_not_fit)
 
 
 def why_not(ctx: Context, al: Alignment) -> Reason | None:
@@ -76,12 +93,12 @@ def why_not(ctx: Context, al: Alignment) -> Reason | None:
     return None
 
 
-def _closure(node: Node, inside: frozenset[Node]) -> set[Node]:
+def _closure(ctx: Context, node: Node, inside: frozenset[Node]) -> set[Node]:
     seen: set[Node] = set()
     stack = [node]
     while stack:
         n = stack.pop()
         if n in inside and n not in seen:
             seen.add(n)
-            stack.extend(r.source for r in n.reads)
+            stack.extend(r.source for r in ctx.model.reading.reads(n))
     return seen

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from plait.ir.graph import Graph, Node
 from plait.plan.align import Alignment
 from plait.plan.cost import Cost
+from plait.plan.inline import Reading
 from plait.plan.reasons import Reason
 
 
@@ -47,11 +48,11 @@ class Decision:
 
 @dataclass
 class Plan:
-    """Groups in execution order; `inline` nodes are evaluated wherever they are read."""
+    """Groups in execution order; the inline nodes of `reading` are evaluated wherever they are read."""
 
     graph: Graph
     groups: tuple[Group, ...]
-    inline: frozenset[Node]
+    reading: Reading
     decisions: tuple[Decision, ...]
     group_of: dict[Node, Group] = field(default_factory=dict)
 

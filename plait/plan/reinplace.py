@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.ir.graph import Graph, Node, Read, identity
+from plait.plan.inline import Reading
 from plait.plan.layout import Layouts, same_strides
 
 # scatters whose in-place form writes through its first operand
@@ -43,14 +44,10 @@ class InPlace:
     outputs: frozenset[int]
 
 
-def in_place(graph: Graph, order: Sequence[Node], layouts: Layouts) -> InPlace:
+def in_place(graph: Graph, reading: Reading, order: Sequence[Node], layouts: Layouts) -> InPlace:
     """Which scatters may write in place, given the order in which nodes run (members of one kernel count as one moment:
     `order` lists them together)."""
     when = {n: i for i, n in enumerate(order)}
-    readers: dict[Node, list[Node]] = {}
-    for n in graph.nodes():
-        for r in n.reads:
-            readers.setdefault(r.source, []).append(n)
     written = {o.writes_to: o for o in graph.outputs if o.writes_to is not None}
     position = {i.node: i.position for i in graph.inputs}
     returned = {o.read.source for o in graph.outputs if o.writes_to is None}
@@ -60,7 +57,7 @@ def in_place(graph: Graph, order: Sequence[Node], layouts: Layouts) -> InPlace:
         if base is None or base.source in returned or n in returned and base.source in position:
             continue
         b = base.source
-        if any(when.get(u, -1) >= when[n] and u is not n for u in readers[b]) or _reads_twice(n, b):
+        if any(when.get(u, -1) >= when[n] and u is not n for u in reading.users[b]) or _reads_twice(n, b):
             continue
         if b.kind == "source":
             back = written.get(position.get(b, -1))

@@ -17,6 +17,7 @@ from plait.ir.graph import Graph, Node, identity
 from plait.plan.align import FUSIBLE, Aligner, Alignment
 from plait.plan.cost import CostModel
 from plait.plan.device import DeviceSpec
+from plait.plan.inline import Reading
 from plait.plan.islands import Keys, islands
 from plait.plan.legality import Context, why_not
 from plait.plan.plan import Decision, Group, Plan
@@ -35,16 +36,17 @@ class _Part:
     alignment: Alignment
     ns: float
     below: int  # bitset of groups that depend on this one
+    sources: frozenset[Node]  # what it reads from outside
 
 
-def make_plan(graph: Graph, spec: DeviceSpec, fits: Callable[[Alignment], Reason | None], *, fuse: bool = True) -> Plan:
+def make_plan(graph: Graph, spec: DeviceSpec, reading: Reading, fits: Fits, *, fuse: bool = True) -> Plan:
     """Plan a graph. `fits` says why no schedule fits a group, or None; `fuse=False` gives every operation its own kernel."""
-    setting = Setting(graph, spec, fits)
+    setting = Setting(graph, spec, reading, fits)
     planned: dict[tuple[object, ...], tuple[list[tuple[int, int]], list[tuple[int, int, Decision]]]] = {}
-    keys = Keys(setting.inline, setting.demanded, setting.users)
+    keys = Keys(setting.reading, setting.demanded)
     alignments: list[Alignment] = []
     decisions: list[Decision] = []
-    for island in islands(graph, setting.nodes, setting.users, setting.fusible, setting.model.size):
+    for island in islands(setting.reading, setting.fusible, setting.model.size):
         search = _Search(setting, island)
         key = keys.key(island)
         if key not in planned:
@@ -60,38 +62,32 @@ def make_plan(graph: Graph, spec: DeviceSpec, fits: Callable[[Alignment], Reason
     return _finish(setting, alignments, decisions)
 
 
-def inline_nodes(graph: Graph) -> frozenset[Node]:
-    """Nodes cheap enough to evaluate wherever they are read: short chains of maps that read no memory."""
-    depth: dict[Node, int] = {}
-    for n in graph.nodes():
-        if n.kind == "map" and all(r.source in depth for r in n.reads) and n.op != "gather":
-            d = 1 + sum(depth[r.source] for r in n.reads)
-            if d <= 12:
-                depth[n] = d
-    return frozenset(depth)
-
-
 class Setting:
     """What all searches of one graph share."""
 
-    def __init__(self, graph: Graph, spec: DeviceSpec, fits: Callable[[Alignment], Reason | None]) -> None:
+    def __init__(self, graph: Graph, spec: DeviceSpec, reading: Reading, fits: Fits) -> None:
         self.graph = graph
-        self.nodes = graph.nodes()
+        self.reading = reading
+        self.nodes = self.reading.nodes
         self.positions = {n: i for i, n in enumerate(self.nodes)}
-        self.users = graph.users()
+        self.users = self.reading.users
         # effects keep their order: each counts as a reader of the one before
         ordered = [n for n in self.nodes if n.kind == "extern" and n.attr("serial") is not None]
         for x, y in itertools.pairwise(ordered):
             if y not in self.users[x]:
                 self.users[x].append(y)
-        self.demanded = {o.read.source for o in graph.outputs}
-        for n in self.nodes:
-            if n.kind == "extern":
-                self.demanded.update(r.source for r in n.reads)
-        self.inline = inline_nodes(graph)
-        self.model = CostModel(graph, spec, self.stored)
-        self.laws = Context(self.model, fits, _MAX_ARGUMENTS, _MAX_NODES)
-        self.aligner = Aligner()
+        self.demanded = self.reading.demanded
+        self.inline = self.reading.inline
+        self.model = CostModel(graph, spec, self.reading, self.stored)
+        self.laws = Context(
+            self.model,
+            self.stored,
+            lambda al: fits(al, self.stored(frozenset(al.nodes))),
+            graph.partials,
+            _MAX_ARGUMENTS,
+            _MAX_NODES,
+        )
+        self.aligner = Aligner(self.reading.reads)
 
     def fusible(self, n: Node) -> bool:
         """Nodes that kernels are made of; inline ones only when somebody needs them in memory."""
@@ -112,12 +108,12 @@ class _Search:
     def __init__(self, setting: Setting, island: list[Node]) -> None:
         self.setting, self.nodes = setting, island
         self.model, self.laws, self.demanded = setting.model, setting.laws, setting.demanded
-        self.inline, self.fusible = setting.inline, setting.fusible
+        self.reads = setting.reading.reads
         self.positions = {n: i for i, n in enumerate(island)}
         self.users = {n: [u for u in setting.users[n] if u in self.positions] for n in island}
         self.readers: dict[Node, list[Node]] = {}
         for n in island:
-            for s in dict.fromkeys(r.source for r in n.reads):
+            for s in dict.fromkeys(r.source for r in self.reads(n)):
                 self.readers.setdefault(s, []).append(n)
         self.next_part = len(island)
         self.decisions: list[Decision] = []
@@ -131,7 +127,12 @@ class _Search:
         self.parts: dict[int, _Part] = {}
         for i, n in enumerate(island):
             al = setting.aligner.single(n)
-            self.parts[i] = _Part(al, self.model.time(al), below[i])
+            self.parts[i] = self.part(al, below[i])
+
+    def part(self, al: Alignment, below: int) -> _Part:
+        inside = frozenset(al.nodes)
+        sources = frozenset(r.source for n in al.nodes for r in self.reads(n)) - inside
+        return _Part(al, self.model.time(al), below, sources)
 
     def replay(self, merges: list[tuple[int, int]]) -> None:
         """Merge as an equal island was merged."""
@@ -149,7 +150,8 @@ class _Search:
             if u.kind != "map" or len(u.axes) != len(n.axes):
                 continue
             same = (
-                all(r.index == identity(n.shape) and not r.guard for r in u.reads if r.source is n) and u.axes == n.axes
+                all(r.index == identity(n.shape) and not r.guard for r in self.reads(u) if r.source is n)
+                and u.axes == n.axes
             )
             if same and not self.makes_cycle(self.part_of[n], self.part_of[u]):
                 al = self.merged(self.part_of[n], self.part_of[u])
@@ -196,10 +198,10 @@ class _Search:
 
     def push_around(self, heap: list[tuple[float, int, int, int, int]], n: Node) -> None:
         """Candidates that involve n."""
-        for r in n.reads:
+        for r in self.reads(n):
             if r.source in self.positions:
                 self.push(heap, r.source, n)
-            elif r.source.kind != "map":
+            else:
                 for u in self.readers[r.source][:_MAX_SIBLINGS]:
                     if u is not n:
                         self.push(heap, min(n, u, key=_serial), max(n, u, key=_serial))
@@ -211,20 +213,26 @@ class _Search:
     def push(self, heap: list[tuple[float, int, int, int, int]], p: Node, c: Node) -> None:
         a, b = self.part_of[p], self.part_of[c]
         if a != b:
-            heapq.heappush(heap, (-self.saving(p, c), self.positions[p], self.positions[c], a, b))
+            heapq.heappush(heap, (-self.saving(a, b), self.positions[p], self.positions[c], a, b))
 
-    def saving(self, p: Node, c: Node) -> float:
-        """Bytes that fusing the pair is likely to save: the order of trying, not the judgement."""
-        if any(r.source is p for r in c.reads):
-            size = self.model.size(p.shape) * p.dtype.nbytes
-            return size * (2.0 if len(self.setting.users[p]) == 1 and p not in self.demanded else 1.0)
-        shared = {r.source for r in p.reads} & {r.source for r in c.reads}
-        return sum(self.model.size(s.shape) * s.dtype.nbytes for s in shared)
+    def saving(self, a: int, b: int) -> float:
+        """Bytes that fusing two parts is likely to save: the order of trying, not the judgement."""
+        x, y = self.parts[a], self.parts[b]
+        total = sum(self.nbytes(s) for s in x.sources & y.sources)
+        both = frozenset((*x.alignment.nodes, *y.alignment.nodes))
+        for s in (x.sources | y.sources) & both:
+            inner = s not in self.demanded and all(u in both for u in self.setting.users[s])
+            # an edge that becomes internal counts a little more than siblings that save as much
+            total += 1.01 * self.nbytes(s) * (2.0 if inner else 1.0)
+        return total
+
+    def nbytes(self, n: Node) -> float:
+        return self.model.size(n.shape) * n.dtype.nbytes
 
     def judge(self, p: Node, c: Node, a: int, b: int) -> tuple[Decision, Alignment | None]:
         """Fuse or refuse, with the reason."""
         apart = self.parts[a].ns + self.parts[b].ns
-        stake = self.saving(p, c)
+        stake = self.saving(a, b)
         if self.makes_cycle(a, b):
             return Decision(p, c, Reason(Why.CYCLE, f"between {p.op} and {c.op}"), apart, 0.0, stake), None
         al = self.merged(a, b)
@@ -262,7 +270,7 @@ class _Search:
         for part in self.parts.values():
             if part.below & both:
                 part.below = (part.below & ~both) | below | (1 << number)
-        self.parts[number] = _Part(al, self.model.time(al), below)
+        self.parts[number] = self.part(al, below)
         for n in al.nodes:
             self.part_of[n] = number
 
@@ -294,9 +302,9 @@ def _finish(setting: Setting, alignments: list[Alignment], decisions: list[Decis
             continue
         groups.append(group)
         group_of.update(dict.fromkeys(al.nodes, group))
-    decided = {(d.producer, d.consumer) for d in decisions}
+    decided = {(part_of[d.producer], part_of[d.consumer]) for d in decisions}
     decisions = decisions + _never_candidates(setting, part_of, decided)
-    return Plan(setting.graph, tuple(groups), setting.inline, tuple(decisions), group_of)
+    return Plan(setting.graph, tuple(groups), setting.reading, tuple(decisions), group_of)
 
 
 def _topological(setting: Setting, alignments: list[Alignment], part_of: dict[Node, int]) -> list[int]:
@@ -325,11 +333,11 @@ def _topological(setting: Setting, alignments: list[Alignment], part_of: dict[No
     return out
 
 
-def _never_candidates(setting: Setting, part_of: dict[Node, int], decided: set[tuple[Node, Node]]) -> list[Decision]:
+def _never_candidates(setting: Setting, part_of: dict[Node, int], decided: set[tuple[int, int]]) -> list[Decision]:
     """Refusals of neighbouring pairs that no search looked at."""
     out: list[Decision] = []
     for n in setting.nodes:
-        for s in dict.fromkeys(r.source for r in n.reads):
+        for s in dict.fromkeys(r.source for r in setting.reading.reads(n)) if n not in setting.inline else ():
             source = s.reads[0].source if s.kind == "project" else s
             if source.kind == "source" or n.kind == "project" or part_of[source] == part_of[n]:
                 continue
@@ -337,6 +345,6 @@ def _never_candidates(setting: Setting, part_of: dict[Node, int], decided: set[t
             call = next((x for x in (n, source) if x.kind == "extern"), None)
             if call is not None:
                 out.append(Decision(source, n, Reason(Why.OPAQUE, str(call.attr("target"))), 0.0, 0.0, stake))
-            elif source not in setting.inline and (source, n) not in decided:
+            elif not {(part_of[source], part_of[n]), (part_of[n], part_of[source])} & decided:
                 out.append(Decision(source, n, Reason(Why.OPAQUE, "an ATen call runs between them"), 0.0, 0.0, stake))
     return out

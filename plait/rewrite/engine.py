@@ -38,6 +38,7 @@ def transform(graph: Graph, visit: Visit) -> Graph:
     }
     out.refusals = {new[n]: why for n, why in graph.refusals.items() if n in new}
     out.outputs = tuple(replace(o, read=replace(o.read, source=new[o.read.source])) for o in graph.outputs)
+    out.partials = frozenset(new[n] for n in graph.nodes() if n in graph.partials)
     out.effects = tuple(new[n] for n in graph.effects)
     return out
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plait.errors import InternalError
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Output, Read, Shape
+from plait.plan.inline import Reading
 from plait.plan.layout import Layouts, Strided, as_strided, same_strides
 from plait.plan.plan import Group
 from plait.plan.reinplace import in_place
@@ -43,14 +44,14 @@ class Launch:
     name: str = ""
 
 
-def link(graph: Graph, launches: Sequence[Launch], layouts: Layouts) -> Script:
+def link(graph: Graph, reading: Reading, launches: Sequence[Launch], layouts: Layouts) -> Script:
     """The script of a planned graph."""
-    return _Linker(graph, layouts).run(launches)
+    return _Linker(graph, reading, layouts).run(launches)
 
 
 class _Linker:
-    def __init__(self, graph: Graph, layouts: Layouts) -> None:
-        self.graph, self.layouts = graph, layouts
+    def __init__(self, graph: Graph, reading: Reading, layouts: Layouts) -> None:
+        self.graph, self.reading, self.layouts = graph, reading, layouts
         self.slot_of: dict[Node, int] = {}
         self.steps: list[Step] = []
         self.devices = {i.node: i.device for i in graph.inputs}
@@ -58,7 +59,7 @@ class _Linker:
     def run(self, launches: Sequence[Launch]) -> Script:
         inputs = tuple(self.bind(i.node, i.position, i.layout is None) for i in self.graph.inputs)
         order = [n for launch in launches for g in launch.groups for n in g.nodes]
-        self.in_place = in_place(self.graph, order, self.layouts)
+        self.in_place = in_place(self.graph, self.reading, order, self.layouts)
         for launch in launches:
             if launch.groups[0].kind == "extern":
                 self.call(launch.groups[0].nodes[0])

@@ -16,7 +16,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Node, Read, Scalar, Shape, compose
 from plait.ir.index import Expr, Facts
-from plait.plan.align import Alignment
+from plait.plan.align import Alignment, Reads
 from plait.tile.program import Buffer, Check, Dim, Let, Load, Reduce, Scan, Span, Stmt, Store
 
 # operators whose operands are rounded to the user's type first, besides those the table marks discontinuous
@@ -45,6 +45,7 @@ class Env:
     inline: frozenset[Node]
     numerics: str
     symbols: dict[str, tuple[int, int | None]]
+    reads: Reads
 
 
 def lower_flat(al: Alignment, stored: Sequence[Node], env: Env) -> Flat:
@@ -52,15 +53,17 @@ def lower_flat(al: Alignment, stored: Sequence[Node], env: Env) -> Flat:
     return _Lowering(al, stored, env).run()
 
 
-def order_dims(al: Alignment) -> tuple[list[int], list[int]]:
+def order_dims(al: Alignment, stored: Sequence[Node], reads: Reads) -> tuple[list[int], list[int]]:
     """(grid atoms, row atoms), each outermost first as the largest members have them."""
     row: set[int] = set()
-    for n in al.nodes:
+    floating = al.floating(stored, reads)
+    members = [n for n in al.nodes if n not in floating]
+    for n in members:
         if n.kind in ("reduce", "scan"):
             row.update(al.reduced(n))
     grid_order: dict[int, None] = {}
     row_order: dict[int, None] = {}
-    for n in sorted(al.nodes, key=lambda n: (-len(al.span(n)), n.serial)):
+    for n in sorted(members, key=lambda n: (-len(al.span(n)), n.serial)):
         for a in al.span(n):
             (row_order if a in row else grid_order).setdefault(a)
     return list(grid_order), list(row_order)
@@ -71,7 +74,7 @@ class _Lowering:
         self.al, self.env = al, env
         self.members = frozenset(al.nodes)
         self.stored = list(stored)
-        grid, row = order_dims(al)
+        grid, row = order_dims(al, stored, env.reads)
         self.dim_of = {a: i for i, a in enumerate([*grid, *row])}
         self.dims = tuple(
             Dim(f"{'r' if i >= len(grid) else 'p'}{i if i < len(grid) else i - len(grid)}", al.extent[a], role)
@@ -79,7 +82,8 @@ class _Lowering:
         )
         self.facts = Facts(axes=tuple(d.extent for d in self.dims), symbols=env.symbols)
         exprs = {a: ix.axis(i) for a, i in self.dim_of.items()}
-        self.place = {n: al.place(n, exprs) for n in al.nodes}
+        floating = al.floating(stored, env.reads)
+        self.place = {n: al.place(n, exprs) for n in al.nodes if n not in floating}
         self.stmts: list[Stmt] = []
         self.memo: dict[tuple[Any, ...], int] = {}
         self.spans: list[frozenset[int]] = []
@@ -117,7 +121,8 @@ class _Lowering:
     def value(self, n: Node, index: Shape, guard: Shape, exact: bool) -> int:
         """The local that holds node `n` at `index`; under `guard` only, and rounded as the user typed it if `exact`."""
         member = n in self.members
-        if member and index == self.place[n][: len(n.shape)]:
+        place = self.place.get(n)
+        if place is not None and index == place[: len(n.shape)]:
             guard = ()
         if n.kind in ("reduce", "scan"):
             guard = () if member else guard
@@ -224,10 +229,10 @@ class _Lowering:
                 continue
             self.check(e, extent, _join(guard, own))
             bounds += [e, extent - 1 - e]
-        source = data.source
-        if source in self.members or source in self.env.inline:
-            raise LowerFailed(f"{source} is gathered from inside its own kernel")
-        return self.load(source, at, _join(guard, own, tuple(bounds)), data.fill)
+        where = _join(guard, own, tuple(bounds))
+        if data.source in self.members or data.source in self.env.inline:
+            return self.value(data.source, at, where, exact)  # evaluated again at the gathered position
+        return self.load(data.source, at, where, data.fill)
 
     def reduce(self, n: Node, index: Shape) -> int:
         place = self.place[n]

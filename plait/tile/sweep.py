@@ -13,7 +13,7 @@ from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.plan.cost import OP_COST
+from plait.plan.opcost import op_cost
 from plait.tile.coalesce import exprs_of, map_exprs
 from plait.tile.flat import Flat
 from plait.tile.program import Buffer, Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep
@@ -241,9 +241,7 @@ class _Sweeper:
         return out
 
     def work(self, v: int, names: dict[int, int]) -> float:
-        return sum(
-            OP_COST.get(d.op, 1.0) for x in self.closure(v) if x not in names and isinstance(d := self.defs[x], Let)
-        )
+        return sum(op_cost(d.op) for x in self.closure(v) if x not in names and isinstance(d := self.defs[x], Let))
 
     def new_scratch(self, v: int) -> int | None:
         elems = ix.product(self.flat.dims[i].extent for i in self.rows)

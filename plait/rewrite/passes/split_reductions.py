@@ -8,13 +8,14 @@ dynamic extents and reductions with enough independent rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
 
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Node, Read, Scalar, identity
 from plait.plan.device import DeviceSpec
+from plait.plan.layout import Layouts
 from plait.rewrite.engine import transform
 
 _SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
@@ -36,48 +37,73 @@ def identity_of(op: str, dtype: DType) -> Scalar:
 
 
 def split_reductions(graph: Graph, spec: DeviceSpec) -> Graph:
-    """Split where the time model's machine would stand idle, or a row does not fit on chip."""
+    """Split where the time model's machine would stand idle."""
+    layouts = Layouts(graph)
+    partials: set[Node] = set()
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
-        parts = _parts(graph, n, spec)
-        return None if parts is None else _split(builder, n, reads[0], *parts)
+        parts = _parts(n, spec, layouts)
+        if parts is None:
+            return None
+        final = _split(builder, n, reads[0], *parts)
+        partials.add(final.reads[0].source)
+        return final
 
-    return transform(graph, visit)
+    return replace(transform(graph, visit), partials=frozenset(partials))
 
 
-def _parts(graph: Graph, n: Node, spec: DeviceSpec) -> tuple[int, int] | None:
-    """(which axis, how many parts), or None to leave the reduction whole."""
+def _parts(n: Node, spec: DeviceSpec, layouts: Layouts) -> tuple[int, int] | None:
+    """(which axis, how many elements of it a part has), or None to leave the reduction whole."""
     if n.kind != "reduce" or n.op not in _SPLITTABLE or any(e.const is None for e in n.axes):
         return None
-    shape = [e.const or 0 for e in n.shape]
-    rows, reduced = _product(shape), [e.const or 0 for e in n.axes[len(shape) :]]
-    total = _product(reduced)
-    widest = max(range(len(reduced)), key=lambda k: reduced[k])
-    pick: Callable[[int, int, DeviceSpec], int] = _cpu_parts if spec.kind == "cpu" else _gpu_parts
-    parts = pick(rows, total, spec)
-    parts = min(parts, reduced[widest])
-    return (len(shape) + widest, parts) if parts > 1 else None
+    first = len(n.shape)
+    extents = [e.const or 0 for e in n.axes]
+    rows, total = math.prod(extents[:first]), math.prod(extents[first:])
+    if total == 0 or rows == 0:
+        return None
+    along = _runs_along_rows(n, layouts)
+    want = _wanted_parts(rows, total, along, spec)
+    axis = max(range(first, len(extents)), key=lambda k: extents[k])
+    extent = extents[axis]
+    want = min(want, extent)
+    if want <= 1:
+        return None
+    return axis, _chunk(extent, want, 512 if along and extent >= 2048 else 1)
 
 
-def _cpu_parts(rows: int, total: int, spec: DeviceSpec) -> int:
-    if rows >= 2 * spec.units or total < (1 << 16):
+def _runs_along_rows(n: Node, layouts: Layouts) -> bool:
+    """Whether neighbouring elements in memory are reduced together (else: added column by column)."""
+    read = n.reads[0]
+    address = ix.ZERO
+    for e, s in zip(read.index, layouts.strides(read.source), strict=True):
+        address = address + e * s
+    coeffs, _ = address.linear()
+    return not any(coeffs.get(ix.axis_atom(k)) is ix.ONE for k in range(len(n.shape)) if n.axes[k].const != 1)
+
+
+def _wanted_parts(rows: int, total: int, along: bool, spec: DeviceSpec) -> int:
+    """Parts that fill the machine about twice, each still long enough to be worth a block."""
+    if spec.kind == "cpu":
+        lanes = rows if along else -(-rows // 64)
+        return 1 if lanes >= 2 * spec.units or total * rows < (1 << 16) else min(4 * spec.units, total // 1024)
+    blocks = rows if along else -(-rows // 64)
+    shortest = 4096 if along else 64
+    if blocks >= 2 * spec.units or total < 2 * shortest:
         return 1
-    return 4 * spec.units
+    return min(-(-4 * spec.units // blocks), total // shortest)
 
 
-def _gpu_parts(rows: int, total: int, spec: DeviceSpec) -> int:
-    if total <= 4096:
-        return 1
-    if rows < 2 * spec.units * 64:
-        # few rows (a column reduction has 64 of them in a block): as many parts as fill the card twice
-        want = -(-4 * spec.units * 64 // max(rows, 1)) if rows >= 64 else -(-4 * spec.units // max(rows, 1))
-        return max(min(want, total // 2048), -(-total // spec.row_elems))
-    return -(-total // spec.row_elems)
+def _chunk(extent: int, want: int, multiple: int) -> int:
+    """Length of a part: an exact divisor of the extent near the wanted count if there is one, else a round number."""
+    for parts in range(want, min(2 * want, extent) + 1):
+        if extent % parts == 0 and (extent // parts) % multiple == 0:
+            return extent // parts
+    chunk = -(-extent // want)
+    return -(-chunk // multiple) * multiple
 
 
-def _split(builder: Builder, n: Node, read: Read, axis: int, parts: int) -> Node:
+def _split(builder: Builder, n: Node, read: Read, axis: int, chunk: int) -> Node:
     extent = n.axes[axis].const or 0
-    chunk = -(-extent // parts)
     parts = -(-extent // chunk)
     ndim = len(n.shape)
     # partial axes: the result's, the part number, then the reduced ones with the split axis shortened to a chunk
@@ -102,10 +128,3 @@ def _split(builder: Builder, n: Node, read: Read, axis: int, parts: int) -> Node
     )
     final = (*n.shape, ix.const(parts))
     return builder.node(n.op, final, [Read(partial, identity(final))], reduce=1)
-
-
-def _product(values: list[int]) -> int:
-    out = 1
-    for v in values:
-        out *= v
-    return out

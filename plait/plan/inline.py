@@ -1,0 +1,98 @@
+"""Recomputed values: nodes that are evaluated wherever they are read, and what their readers then read in their place.
+
+A map node is inline when reading what it is made of costs no more memory traffic than reading its stored value would,
+and doing its few operations again is cheap: a mask of positions, a cast, a normalised row from its statistics. The
+planner never sees inline nodes: `reads(n)` are n's reads with every inline source replaced by its own reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from plait.ir.graph import Graph, Node, Read, compose
+from plait.plan.opcost import op_cost
+
+_MAX_OPS = 24.0  # additions' worth of work that may be done again
+_FREE_BYTES = 4096.0  # small operands (scalars, short rows of weights) count for nothing
+
+
+class Reading:
+    """Which nodes of a graph are inline, and what everybody effectively reads."""
+
+    def __init__(self, graph: Graph, size: Callable[[Sequence[Any]], float]) -> None:
+        self._graph, self._size = graph, size
+        self._reads: dict[Node, tuple[Read, ...]] = {}
+        self._work: dict[Node, float] = {}
+        self.nodes = graph.nodes()
+        users = graph.users()
+        # values that must be in memory whatever the plan: outputs and operands of ATen calls
+        self.demanded = {o.read.source for o in graph.outputs}
+        for n in self.nodes:
+            if n.kind == "extern":
+                self.demanded.update(r.source for r in n.reads)
+        inline: set[Node] = set()
+        self.inline: frozenset[Node] = frozenset()
+        for n in self.nodes:
+            if self._is_inline(n, users[n], inline):
+                inline.add(n)
+        self.inline = frozenset(inline)
+        self._reads.clear()
+        self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
+        for n in self.nodes:
+            if n not in self.inline:
+                self._add_reader(n)
+
+    def _add_reader(self, n: Node) -> None:
+        for s in dict.fromkeys(r.source for r in self.reads(n)):
+            self.users[s].append(n)
+
+    def reads(self, n: Node) -> tuple[Read, ...]:
+        """Reads of n that memory or members of its kernel serve."""
+        found = self._reads.get(n)
+        if found is None:
+            found = self._reads[n] = self._expand(n, self.inline)
+        return found
+
+    def _expand(self, n: Node, inline: frozenset[Node] | set[Node]) -> tuple[Read, ...]:
+        if n.kind == "extern":
+            return n.reads
+        facts = self._graph.facts(n.axes)
+        out: dict[Read, None] = {}
+        for r in n.reads:
+            if r.source not in inline:
+                out.setdefault(r)
+                continue
+            for q in self._reads_under(r.source, inline):
+                out.setdefault(replace(q, index=compose(q.index, r.index, facts), guard=(), fill=0))
+        return tuple(out)
+
+    def _reads_under(self, n: Node, inline: frozenset[Node] | set[Node]) -> tuple[Read, ...]:
+        found = self._reads.get(n)
+        if found is None:
+            found = self._reads[n] = self._expand(n, inline)
+        return found
+
+    def _is_inline(self, n: Node, users: list[Node], inline: set[Node]) -> bool:
+        if n.kind != "map" or n.op == "gather":
+            return False
+        work = op_cost(n.op) + sum(self._work.get(r.source, 0.0) for r in n.reads if r.source in inline)
+        self._work[n] = work
+        leaves = self._expand(n, inline)
+        if work > _MAX_OPS:
+            return False
+        if not leaves:
+            return True
+        if n in self.demanded or n.op in ("pieces", "copy") or self._is_compared(n, users):
+            return False
+        points = self._size(n.axes)
+        own = points * n.dtype.nbytes
+        sources = {r.source: None for r in leaves}
+        read = sum(min(points, self._size(s.shape)) * s.dtype.nbytes for s in sources)
+        small = sum(b for s in sources if (b := self._size(s.shape) * s.dtype.nbytes) <= _FREE_BYTES)
+        return read - small <= 1.01 * own
+
+    def _is_compared(self, n: Node, users: list[Node]) -> bool:
+        """Floats that are tested for equality must be the very bits that were reduced or stored: never evaluated twice."""
+        return n.dtype.is_float and any(u.op in ("eq", "ne") for u in users)
