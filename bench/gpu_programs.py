@@ -153,7 +153,7 @@ def qk_norm_rope(device: str, schedule: str) -> list[Make]:
         c, s = m.load(cos, P0 * d + r), m.load(sin, P0 * d + r)
         y = m.let("add", m.let("mul", y, c), m.let("mul", turned, s))
         m.store(_empty(device, t, heads, d), at, y)
-        out.append(m)
+        out.append(m.cut())
     return out
 
 

@@ -9,6 +9,8 @@ import torch
 
 from plait.ir.dtype import DType
 from plait.ir.index import Expr, const
+from plait.tile.flat import Flat
+from plait.tile.pieces import cut_pieces
 from plait.tile.program import Buffer, Check, Dim, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
 from plait.tile.schedule import parse_schedule
 
@@ -120,6 +122,12 @@ class Make:
         dim, *body = self.body
         self.body = self.stack.pop()
         self.body.append(Sweep(dim, tuple(body)))  # type: ignore[arg-type]
+
+    def cut(self) -> Make:
+        """With dims cut at their guards (tile/pieces)."""
+        flat = cut_pieces(Flat(self.dims, tuple(self.buffers), (), tuple(self.body), tuple(self.messages)))
+        self.dims, self.body = flat.dims, list(flat.stmts)
+        return self
 
     def program(self, name: str = "k") -> TileProgram:
         return TileProgram(

@@ -9,6 +9,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from tile_make import B1, F32, F64, I32, I64, TORCH, Case, Make
@@ -269,6 +270,41 @@ def rotated_half() -> Case:
     return Case(m, [torch.cat((-b, a), -1)])
 
 
+def _norm_and_rotate() -> Case:
+    x, w, c = randn(5, 32), randn(32), randn(5, 32)
+    m = Make("p0 r0", [5, 32], "form=flat tile=p0:4,r0:all vector=r0")
+    at = P0 * 32 + R
+    a = m.load(x, at)
+    scale = m.let("rsqrt", m.reduce("sum", m.let("mul", a, a), (1,)))
+    top, big = m.reduce("max", a, (1,)), m.reduce("any", m.let("gt", a, m.const(2.0), dtype=B1), (1,))
+
+    def normal(shift: int, guard: tuple[Any, ...] = ()) -> int:
+        v = m.let("mul", m.load(x, at + shift, guard=guard), scale)
+        return m.let("mul", v, m.load(w, R + shift, guard=guard))
+
+    y, high, low = normal(0), normal(16, (const(15) - R,)), normal(-16, (R - 16,))
+    turned = m.let("where", m.let("holds", dtype=B1, guard=(const(15) - R,)), m.let("neg", high), low)
+    m.store(torch.zeros(5, 32), at, m.let("add", y, m.let("mul", turned, m.load(c, at))))
+    m.store(torch.zeros(5), P0, top)
+    m.store(torch.zeros(5, dtype=torch.bool), P0, big)
+    z = x / x.pow(2).sum(-1, keepdim=True).sqrt() * w
+    a, b = z.chunk(2, -1)
+    return Case(m, [z + torch.cat((-b, a), -1) * c, x.amax(-1), (x > 2).any(-1)])
+
+
+@case
+def norm_and_rotate() -> Case:
+    return _norm_and_rotate()
+
+
+@case
+def norm_and_rotate_in_pieces() -> Case:
+    c = _norm_and_rotate()
+    c.make.cut()
+    assert c.make.dims[1].extent is const(16) and not any(isinstance(s, Load) and s.guard for s in c.make.body)
+    return c
+
+
 @case
 def gather_checked() -> Case:
     table, ids = randn(10, 8), torch.tensor([3, 0, 9, 3, 12, -1, 5])
@@ -502,9 +538,24 @@ def unary_f32() -> Case:
 
 
 @case
+def unary_f64() -> Case:
+    return _unary(torch.float64, 1e-12)
+
+
+@case
 def binary_f32() -> Case:
+    return _binary(torch.float32)
+
+
+@case
+def binary_f64() -> Case:
+    return _binary(torch.float64)
+
+
+def _binary(dtype: torch.dtype) -> Case:
     x = torch.cat((randn(20), torch.tensor([0.0, -0.0, float("nan"), 1.0, float("inf"), 5.5, -5.5, -5.5])))
     y = torch.cat((randn(21)[:20], torch.tensor([0.0, -0.0, 1.0, float("nan"), 2.0, 2.0, 2.0, -2.0])))
+    x, y = x.to(dtype), y.to(dtype)
     m = Make("p0", [28], "form=flat tile=p0:32 vector=p0")
     a, b = m.load(x, P0), m.load(y, P0)
     ops = {

@@ -13,12 +13,19 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
 import triton_cases
 import triton_pipeline
+from tile_make import Make
 
+from plait.emit.triton import emit_triton
 from plait.emit.triton_ops import RULES, rule_of
 from plait.errors import LowerFailed, TableIncomplete
+from plait.ir.dtype import DType
+from plait.ir.index import axis, const
 from plait.ir.ops import OPS
+from plait.tile.program import Buffer, TileProgram
+from plait.tile.schedule import Schedule
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -65,13 +72,19 @@ def test_every_operator_has_a_rule() -> None:
         rule_of("no_such_operator")
 
 
-def test_scratch_is_refused() -> None:
-    from plait.emit.triton import emit_triton
-    from plait.ir.dtype import DType
-    from plait.ir.index import const
-    from plait.tile.program import Buffer, TileProgram
-    from plait.tile.schedule import Schedule
+def test_large_buffers_are_addressed_in_64_bits() -> None:
+    m = Make("p0 p1", [70000, 65536], "form=flat tile=p0:1,p1:1024 vector=p1")
+    x = torch.empty(70000, 65536, device="meta")
+    at = axis(0) * 65536 + axis(1)
+    m.store(torch.empty(70000, 65536, device="meta"), at, m.load(x, at))
+    text = emit_triton(m.program(), "k").text
+    assert text.count("tl.cast(p0, tl.int64) * 65536") == 2
+    small = Make("p0 p1", [700, 65536], "form=flat tile=p0:1,p1:1024 vector=p1")
+    small.store(torch.empty(700, 65536, device="meta"), at, small.load(x[:700], at))
+    assert "int64" not in emit_triton(small.program(), "k").text
 
+
+def test_scratch_is_refused() -> None:
     program = TileProgram("k", (), (Buffer("b", DType.f32, "scratch", const(4)),), (), (), Schedule())
     with pytest.raises(LowerFailed):
         emit_triton(program, "k")
