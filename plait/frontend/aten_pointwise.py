@@ -122,7 +122,10 @@ def _floor_divide(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
     high = ctx.map("gt", ctx.map("sub", near, whole), half)
     whole = ctx.map("where", high, ctx.map("add", whole, one), whole)
     whole = ctx.map("where", ctx.map("eq", near, zero), ctx.map("copysign", zero, quotient), whole)
-    return ctx.map("where", ctx.map("eq", y, zero), quotient, whole)
+    # a quotient that overflows stays as it is, whatever its remainder
+    finite = ctx.map("lt", ctx.map("abs", x), ctx.const(math.inf, d))
+    plain = ctx.map("bit_or", ctx.map("eq", y, zero), ctx.map("bit_and", ctx.map("isinf", quotient), finite))
+    return ctx.map("where", plain, quotient, whole)
 
 
 def _modulo(ctx: Context, name: str, a: Operand, b: Operand) -> Tensor:

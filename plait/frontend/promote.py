@@ -132,9 +132,10 @@ def fits(v: Scalar, dtype: DType) -> bool:
         return limit is None or v != v or abs(v) in (float("inf"), 0.0) or abs(float(v)) <= limit
     if isinstance(v, float) and not v.is_integer():  # true of infinities and NaN too
         return False
-    bits = 8 * dtype.nbytes
-    low = 0 if dtype is DType.u8 else -(1 << (bits - 1))
-    return low <= int(v) < low + (1 << bits)
+    if dtype is DType.u8:
+        return abs(int(v)) <= 255  # negative numbers wrap
+    top = 1 << (8 * dtype.nbytes - 1)
+    return -top <= int(v) < top
 
 
 def rounded(v: Scalar, dtype: DType) -> Scalar:
