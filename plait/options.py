@@ -59,6 +59,7 @@ class Options:
     groups: tuple[int, ...] | None = None
     explain: bool = False
     threads: int | None = None  # None: as many as torch uses at the time of the call
+    cuda_graphs: bool | None = None  # None: in mode max only
     pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off
 
     @classmethod
@@ -84,6 +85,11 @@ class Options:
         """The settings that can change generated code, as text for cache keys."""
         return f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan}"
 
+    @property
+    def records_graphs(self) -> bool:
+        """Whether runs are recorded as CUDA graphs where they can be."""
+        return self.mode == "max" if self.cuda_graphs is None else self.cuda_graphs
+
     def as_dict(self) -> dict[str, Any]:
         """Name → value, for reports and `get_compiler_config`."""
         return {f: getattr(self, f) for f in _FIELDS}
@@ -97,7 +103,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "backend": BACKENDS,
     "plan": ("greedy", "none"),
 }
-_BOOLS = ("strict", "explain")
+_BOOLS = ("strict", "explain", "cuda_graphs")
 _INTS: dict[str, tuple[int, int]] = {
     "check": (0, 4),
     "cache_mb": (1, 1 << 30),
@@ -118,7 +124,7 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
             )
         return {name: text}
     if name in _BOOLS:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or (value is None and name == "cuda_graphs"):
             return {name: value}
         text = str(value).lower()
         if text not in _TRUE + _FALSE:

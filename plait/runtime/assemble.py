@@ -6,6 +6,7 @@ counted and warned about (under strict, raised). Where none can be built, the wh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,10 @@ def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Execut
         script = replace(script, steps=steps)
     kernels: list[Any] = [None if k in failed else b for k, b in enumerate(built)]
     pool_bytes = None if options.pool_mb == Options().pool_mb else options.pool_mb << 20
-    return Executable(script, kernels, constants, lambda name: _attribute(gm, name), pool_bytes)
+    graphs = options.records_graphs and record.kind == "inference"
+    made = Executable(script, kernels, constants, lambda name: _attribute(gm, name), pool_bytes, graphs)
+    record.details["executable"] = weakref.ref(made)
+    return made
 
 
 def _build(launches: Sequence[Launch], compiled: Any, options: Options) -> list[Built]:

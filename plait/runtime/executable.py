@@ -16,6 +16,7 @@ from plait.errors import InternalError
 from plait.frontend.context import from_dtype
 from plait.runtime import pool
 from plait.runtime.calls import Attributes, Fetch, eager_group, extern_call, fetch_view
+from plait.runtime.cudagraph import Graphed
 from plait.runtime.kernel import Kernel, Launch, Slots
 from plait.runtime.locks import Lock
 from plait.runtime.sizes import Binder, Number, Sizes, names_in
@@ -39,6 +40,7 @@ from plait.runtime.steps import (
     ValueOut,
     ViewOut,
 )
+from plait.runtime.triton_kernel import TritonKernel
 
 __all__ = [
     "AllocStep",
@@ -69,7 +71,8 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 class Executable:
     """A compiled graph. Call it with the arguments, or, in AOT autograd's boxed way, `run` it with a list it may empty.
 
-    `constants` fill the last positions; `attributes` finds subgraphs for externs that take one."""
+    `constants` fill the last positions; `attributes` finds subgraphs for externs that take one. With `graphs`, runs are
+    recorded as CUDA graphs where that can be done."""
 
     def __init__(
         self,
@@ -78,10 +81,12 @@ class Executable:
         constants: Sequence[Any] = (),
         attributes: Attributes = None,
         pool_bytes: int | None = None,
+        graphs: bool = False,
     ) -> None:
         self.script, self.kernels, self.constants, self.attributes = script, kernels, tuple(constants), attributes
         self.binder = Binder(script.bindings)
         self.pool = pool.default_pool() if pool_bytes is None else pool.Pool(pool_bytes)
+        self.graphs = graphs
         self._closed: dict[tuple[Number, ...], _Closed] = {}
         self._lock = Lock()
 
@@ -98,22 +103,16 @@ class Executable:
         closed = self._closed.get(key)
         if closed is None:
             closed = self._close(key, args)
-        slots: Slots = [None] * closed.slots
-        for slot, position in closed.inputs:
-            slots[slot] = args[position]
-        for prepare in closed.prepare:
-            prepare(slots, args)
-        args.clear()
+        run = closed.run if closed.graphed is None else closed.graphed.call
         if closed.guard is not None:
             with closed.guard():
-                return self._walk(closed, slots)
-        return self._walk(closed, slots)
+                return run(args)
+        return run(args)
 
-    @staticmethod
-    def _walk(closed: _Closed, slots: Slots) -> list[Any]:
-        for step in closed.steps:
-            step(slots)
-        return [result(slots) for result in closed.returns]
+    def why_not_graphed(self) -> list[str]:
+        """Why runs are not replayed as CUDA graphs, for each set of sizes where they are not."""
+        found = [c.graphed.why_not for c in self._closed.values() if c.graphed is not None]
+        return [reason for reason in found if reason]
 
     def _close(self, key: tuple[Number, ...], args: Sequence[Any]) -> _Closed:
         made = _Closed(self, args)
@@ -156,6 +155,22 @@ class _Closed:
                 self.steps.append(self._step(step, self.sizes))
             self.steps += [self._bind_late(slot) for slot in _filled_by(step) if slot in waiting]
         self.returns = [self._return(r, late) for r in script.returns]
+        self.graphed: Graphed | None = None
+        if owner.graphs:
+            faults = [k.told for k in owner.kernels if isinstance(k, TritonKernel) and k.told is not None]
+            self.graphed = Graphed(script, self.run, faults)
+
+    def run(self, args: list[Any]) -> list[Any]:
+        """Walk the steps once; empties `args`."""
+        slots: Slots = [None] * self.slots
+        for slot, position in self.inputs:
+            slots[slot] = args[position]
+        for prepare in self.prepare:
+            prepare(slots, args)
+        args.clear()
+        for step in self.steps:
+            step(slots)
+        return [result(slots) for result in self.returns]
 
     # ------------------------------------------------------------------------------------------------ arguments
     def _input(self, i: InputSlot, arg: Any) -> None:

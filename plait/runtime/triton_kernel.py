@@ -39,6 +39,11 @@ class TritonKernel:
         if source.has_fault:
             self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=self.direct)
 
+    @property
+    def told(self) -> tuple[torch.Tensor, tuple[str, ...]] | None:
+        """Where failed checks are reported, and what their codes mean."""
+        return None if self.fault is None else (self.fault, self.source.messages)
+
     def compile(self, size_hint: Callable[[Expr], int]) -> None:
         """Compile for aligned pointers and sizes like the hinted ones; raises what Triton raises."""
         if not self.direct:
