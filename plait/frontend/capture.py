@@ -54,6 +54,7 @@ def partition(
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    _drop_detach(joint.graph)
     joint.graph.eliminate_dead_code()
     if config.cse:
         # the partitioner does this first; done before the marks, so that merging equal nodes cannot lose one
@@ -67,6 +68,13 @@ def partition(
         joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **settings
     )
     return forward_graph, backward_graph
+
+
+def _drop_detach(graph: fx.Graph) -> None:
+    """Autograd is over in a joint graph, so detach is its operand; left in, the partitioner would save its result."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
 
 
 def _forward_nodes(graph: fx.Graph, num_fwd_outputs: int) -> set[fx.Node]:

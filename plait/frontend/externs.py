@@ -28,6 +28,7 @@ import torch
 from plait import frontend
 from plait.errors import ImportFailed
 from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
+from plait.frontend.decompose import early_decompositions
 from plait.frontend.sizes import Sizes
 from plait.ir.bindings import Number, sym_values
 from plait.ir.dtype import DType
@@ -70,19 +71,17 @@ def load_tables() -> None:
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decomposition table for AOTAutograd: core ATen's, without what plait lowers itself or calls as a whole. An
-    operator kept whole also keeps the strides that eager gives its result. Log-softmax is taken apart before forward and
-    backward are: then row statistics are saved for the backward, and not a tensor as large as the logits."""
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    operator kept whole also keeps the strides that eager gives its result."""
+    from torch._decomp import core_aten_decompositions
 
     load_tables()
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     table[torch.ops.aten.roll.default] = _roll
-    table |= get_decompositions([torch.ops.aten._log_softmax, torch.ops.aten._log_softmax_backward_data])
-    early = ("aten._log_softmax.default", "aten._log_softmax_backward_data.default")
+    early = early_decompositions()
     return {
         op: fn
-        for op, fn in table.items()
-        if fn is _roll or str(op) in early or (str(op) not in LOWERINGS and role_of(op) == "opaque")
+        for op, fn in (table | early).items()
+        if fn is _roll or op in early or (str(op) not in LOWERINGS and role_of(op) == "opaque")
     }
 
 

@@ -102,9 +102,9 @@ class Alignment:
 class Aligner:
     """Makes alignments; numbers atoms."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: Reads, inline: frozenset[Node] = frozenset()) -> None:
         self._next = 0
-        self._reads = reads
+        self._reads, self._inline = reads, inline
 
     def single(self, node: Node) -> Alignment:
         """The alignment of a group of one."""
@@ -139,7 +139,7 @@ class Aligner:
         ]
         loose = set(out.loose)
         for n, k in crossing:
-            if not self._join_edge(out, n, k):
+            if not self._join_edge(out, n, self._reads(n)[k]):
                 loose.add((n, k))
         out.loose = frozenset(loose)
         return out
@@ -175,16 +175,21 @@ class Aligner:
     def _join_sources(self, al: Alignment, nodes: Iterable[Node], inside: frozenset[Node]) -> None:
         """Equate axes through tensors from outside; a read that has no aligned form is simply read again."""
         for n in nodes:
-            for k, r in enumerate(self._reads(n)):
+            for r in self._reads(n):
                 if r.source in inside or not r.source.shape:
                     continue
                 if (r.source, 0) not in al.parts:
                     self._add_axes(al, r.source, r.source.shape)
-                self._join_edge(al, n, k)
+                self._join_edge(al, n, r)
+            # readers of one recomputed value walk the same axes, though no tensor may have them (a mask of positions)
+            for r in n.reads:
+                if r.source in self._inline and r.source.shape:
+                    if (r.source, 0) not in al.parts:
+                        self._add_axes(al, r.source, r.source.shape)
+                    self._join_edge(al, n, r)
 
-    def _join_edge(self, al: Alignment, consumer: Node, k: int) -> bool:
-        """Equate the axes of read k's source with the reader's. False, and nothing changed, when the edge is loose."""
-        read = self._reads(consumer)[k]
+    def _join_edge(self, al: Alignment, consumer: Node, read: Read) -> bool:
+        """Equate the axes of a read's source with the reader's. False, and nothing changed, when the edge is loose."""
         saved: Alignment | None = None
         for d, e in enumerate(read.index):
             extent = read.source.shape[d]

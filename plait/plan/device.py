@@ -23,11 +23,11 @@ class DeviceSpec:
 
 
 SPECS: dict[str, DeviceSpec] = {
-    "h200": DeviceSpec("h200", "cuda", 4270, 8000, 25000, 3000, 132, 32768, "2026-11-29, copy and matmul on one card"),
-    "h100": DeviceSpec("h100", "cuda", 3000, 7000, 25000, 3000, 132, 32768, "vendor data sheet x 0.9"),
+    "h200": DeviceSpec("h200", "cuda", 4270, 8000, 25000, 3000, 132, 16384, "2026-11-29, copy and matmul on one card"),
+    "h100": DeviceSpec("h100", "cuda", 3000, 7000, 25000, 3000, 132, 16384, "vendor data sheet x 0.9"),
     "a100": DeviceSpec("a100", "cuda", 1750, 4500, 9000, 3500, 108, 16384, "vendor data sheet x 0.9"),
     "l40s": DeviceSpec("l40s", "cuda", 770, 3500, 40000, 3500, 142, 16384, "vendor data sheet x 0.9"),
-    "b200": DeviceSpec("b200", "cuda", 7000, 12000, 35000, 3000, 148, 32768, "vendor data sheet x 0.9"),
+    "b200": DeviceSpec("b200", "cuda", 7000, 12000, 35000, 3000, 148, 16384, "vendor data sheet x 0.9"),
     "cpu": DeviceSpec("cpu", "cpu", 13, 60, 30, 3000, 2, 1 << 17, "2026-11-29, copy on two cores"),
 }
 

@@ -87,7 +87,7 @@ class Setting:
             _MAX_ARGUMENTS,
             _MAX_NODES,
         )
-        self.aligner = Aligner(self.reading.reads)
+        self.aligner = Aligner(self.reading.reads, self.reading.inline)
 
     def fusible(self, n: Node) -> bool:
         """Nodes that kernels are made of; inline ones only when somebody needs them in memory."""

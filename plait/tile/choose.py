@@ -6,13 +6,14 @@ others; these are the ones it must beat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from plait.ir import index as ix
 from plait.ir.index import Expr
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
-from plait.tile.program import Load, Reduce, Scan, Store
+from plait.tile.program import Dim, Load, Reduce, Scan, Store
 from plait.tile.schedule import Schedule
 
 Hint = Callable[[Expr], int]
@@ -90,20 +91,26 @@ def _pow2(n: int) -> int:
 
 
 def _choose_gpu(flat: Flat, spec: DeviceSpec, hint: Hint) -> Schedule:
-    rows = [(i, d) for i, d in enumerate(flat.dims) if d.role == "row"]
+    """The rules of docs/design/gpu-schedules.md, which has the measurements behind them."""
+    rows = [d for d in flat.dims if d.role == "row"]
     v = vector_dim(flat, hint)
     if v is None:
-        return Schedule(form="flat", warps=1)
-    row_elems = 1
-    for _, d in rows:
-        row_elems *= _pow2(hint(d.extent)) if d.extent.const is not None else 1 << 30
+        return Schedule(form="flat", tile=tuple((d.name, 0) for d in rows), warps=1)
     if not rows:
         return _pointwise_gpu(flat, v, hint)
+    static = all(d.extent.const is not None for d in rows)
+    row_elems = math.prod(_pow2(hint(d.extent)) for d in rows) if static else 1 << 30
     if flat.dims[v].role == "grid":
-        return _columns_gpu(flat, v, rows_extent=row_elems, hint=hint)
+        return _columns_gpu(flat, v, row_elems, hint)
     if row_elems <= spec.row_elems:
-        return _rows_gpu(flat, row_elems, [d.name for _, d in rows], hint, flat.dims[v].name)
-    return _long_rows_gpu(flat, [d.name for _, d in rows], v)
+        return _rows_gpu(flat, row_elems, rows, hint, flat.dims[v].name)
+    return _long_rows_gpu(flat, rows, v, hint)
+
+
+def _width(flat: Flat, v: int) -> int:
+    """Bytes of the widest element that is loaded along the vector dim."""
+    loads = [s for s in flat.stmts if isinstance(s, Load) and v in s.span]
+    return max((flat.buffers[s.buffer].dtype.nbytes for s in loads), default=4)
 
 
 def _pointwise_gpu(flat: Flat, v: int, hint: Hint) -> Schedule:
@@ -112,58 +119,66 @@ def _pointwise_gpu(flat: Flat, v: int, hint: Hint) -> Schedule:
     other = _second_vector(flat, v, hint)
     if other is not None:
         return Schedule(tile=((flat.dims[other].name, 32), (dim.name, 32)), warps=4, vector=dim.name)
-    tile = [(dim.name, min(_GPU_TILE, extent))]
-    left = _GPU_TILE // min(_GPU_TILE, extent)
-    if left > 1:
-        outer = [i for i, d in enumerate(flat.dims) if i != v]
-        if outer:
-            # short inner dims: a block takes several of the next dim out
-            tile.insert(0, (flat.dims[outer[-1]].name, min(left, _pow2(hint(flat.dims[outer[-1]].extent)))))
+    streams = sum(isinstance(s, Load) and len(s.span) == len(flat.dims) for s in flat.stmts)
+    want = _GPU_TILE * (2 if streams == 1 and _width(flat, v) <= 2 else 1)
+    tile = [(dim.name, min(want, extent))]
+    left = want // min(want, extent)
+    outer = [d for i, d in enumerate(flat.dims) if i != v]
+    if left > 1 and outer:
+        # short inner dims: a block takes several of the next dim out
+        tile.insert(0, (outer[-1].name, min(left, _pow2(hint(outer[-1].extent)))))
     return Schedule(tile=tuple(tile), warps=4, vector=dim.name)
 
 
 def _second_vector(flat: Flat, v: int, hint: Hint) -> int | None:
     """Another dim that some access walks with stride 1 (a transpose): tile both."""
     for i, d in enumerate(flat.dims):
-        if (
-            i != v
-            and hint(d.extent) >= 16
-            and any(
-                isinstance(s, Load | Store) and _affinity(s.address, i) == 1.0 and _affinity(s.address, v) < 0
-                for s in flat.stmts
-            )
-        ):
-            return i
+        if i == v or hint(d.extent) < 16:
+            continue
+        for s in flat.stmts:
+            if isinstance(s, Load | Store) and _affinity(s.address, i) == 1.0 and _affinity(s.address, v) < 0:
+                return i
     return None
 
 
-def _rows_gpu(flat: Flat, row_elems: int, rows: list[str], hint: Hint, vector: str) -> Schedule:
-    per_block = max(1, _GPU_ROW_TILE // row_elems) if row_elems < 1024 else 1
-    tile = [(r, 0) for r in rows]
+def _rows_gpu(flat: Flat, row_elems: int, rows: list[Dim], hint: Hint, vector: str) -> Schedule:
+    """Rows on chip, a few dozen elements a thread; short rows several to a block."""
+    tile = [(d.name, 0) for d in rows]
     grid = [d for d in flat.dims if d.role == "grid"]
-    if per_block > 1 and grid:
-        tile.insert(0, (grid[-1].name, min(per_block, _pow2(hint(grid[-1].extent)))))
-    elems = row_elems * per_block
-    warps = max(1, min(32, elems // 512))
-    warps = 1 << (warps.bit_length() - 1)
-    return Schedule(form="flat", tile=tuple(tile), warps=max(warps, 1 if elems <= 256 else 4), vector=vector)
+    if row_elems < 1024 and grid:
+        several = min(_GPU_ROW_TILE // row_elems, _pow2(hint(grid[-1].extent)))
+        tile.insert(0, (grid[-1].name, several))
+        return Schedule(
+            form="flat", tile=tuple(tile), warps=_warps(several * row_elems, 32, least=1, most=4), vector=vector
+        )
+    v = next(i for i, d in enumerate(flat.dims) if d.name == vector)
+    reductions = sum(isinstance(s, Reduce) for s in flat.stmts)
+    each = 64 if reductions >= 4 else 32
+    each = each if _width(flat, v) <= 2 else each // 2
+    return Schedule(form="flat", tile=tuple(tile), warps=_warps(row_elems, each, least=1, most=32), vector=vector)
 
 
-def _columns_gpu(flat: Flat, v: int, rows_extent: int, hint: Hint) -> Schedule:
+def _warps(elems: int, each: int, *, least: int, most: int) -> int:
+    return max(least, min(most, _pow2(elems // (32 * each))))
+
+
+def _columns_gpu(flat: Flat, v: int, row_elems: int, hint: Hint) -> Schedule:
     """Reductions over an outer axis: neighbouring threads take neighbouring columns, a tile of rows at a time."""
     width = min(64, _pow2(hint(flat.dims[v].extent)))
     rows = [d for d in flat.dims if d.role == "row"]
+    name = flat.dims[v].name
+    if len(rows) == 1 and row_elems <= 256 and not any(isinstance(s, Scan) for s in flat.stmts):
+        return Schedule(form="flat", tile=((name, width), (rows[0].name, 0)), warps=4, vector=name)
     depth = max(1, 4096 // width)
-    if len(rows) == 1 and rows_extent <= 256 and not any(isinstance(s, Scan) for s in flat.stmts):
-        return Schedule(
-            form="flat", tile=((flat.dims[v].name, width), (rows[0].name, 0)), warps=4, vector=flat.dims[v].name
-        )
-    tile = [(flat.dims[v].name, width), *((r.name, 1) for r in rows[:-1]), (rows[-1].name, depth)]
-    return Schedule(form="swept", tile=tuple(tile), warps=8, vector=flat.dims[v].name)
+    tile = [(name, width), *((r.name, 1) for r in rows[:-1]), (rows[-1].name, depth)]
+    return Schedule(form="swept", tile=tuple(tile), warps=8, vector=name)
 
 
-def _long_rows_gpu(flat: Flat, rows: list[str], v: int) -> Schedule:
-    reductions = sum(isinstance(s, Reduce) for s in flat.stmts)
-    chunk = 8192 if reductions <= 2 else 4096
-    tile = [*((r, 1) for r in rows if r != flat.dims[v].name), (flat.dims[v].name, chunk)]
-    return Schedule(form="swept", tile=tuple(tile), warps=16 if chunk >= 8192 else 8, vector=flat.dims[v].name)
+def _long_rows_gpu(flat: Flat, rows: list[Dim], v: int, hint: Hint) -> Schedule:
+    """Chunks of a row at a time, 16 elements of two bytes a thread, so that all threads are resident."""
+    chunk = 8192 if hint(flat.dims[v].extent) % 8192 == 0 else 4096
+    covered = flat.dims[v].extent.const is not None and hint(flat.dims[v].extent) <= chunk
+    vector = flat.dims[v].name
+    tile = [(r.name, 1) for r in rows if r.name != vector]
+    tile.append((vector, 0 if covered else chunk))
+    return Schedule(form="swept", tile=tuple(tile), warps=16 if chunk == 8192 else 8, vector=vector)

@@ -88,7 +88,7 @@ def _wanted_parts(rows: int, total: int, along: bool, spec: DeviceSpec) -> int:
         return 1 if lanes >= 2 * spec.units or total * rows < (1 << 16) else min(4 * spec.units, total // 1024)
     blocks = rows if along else -(-rows // 64)
     shortest = 4096 if along else 64
-    if blocks >= 2 * spec.units or total < 2 * shortest:
+    if 2 * blocks >= spec.units or total < 2 * shortest:
         return 1
     return min(-(-4 * spec.units // blocks), total // shortest)
 
