@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,3 +154,16 @@ class Case:
     rtol: float = 2e-6
     atol: float = 1e-6
     more: list[Make] = field(default_factory=list)
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(f: Callable[[], Case]) -> Callable[[], Case]:
+    """Register a case."""
+    CASES[f.__name__] = f
+    return f
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)

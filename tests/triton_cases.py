@@ -8,31 +8,17 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from tile_make import B1, F32, F64, I32, I64, TORCH, Case, Make
+import triton_operator_cases  # noqa: F401  (registers its cases)
+from tile_make import B1, CASES, F32, I64, Case, Make, case, randn
 
 from plait.emit.triton import emit_triton
-from plait.ir.dtype import DType
 from plait.ir.index import axis, const, floordiv, mod, sym, value
-from plait.tile.program import Let, Load
+from plait.tile.program import Load
 
-CASES: dict[str, Callable[[], Case]] = {}
-
-
-def case(f: Callable[[], Case]) -> Callable[[], Case]:
-    """Register a case."""
-    CASES[f.__name__] = f
-    return f
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-R, C, P0, P1 = axis(1), axis(1), axis(0), axis(1)
+R, P0, P1 = axis(1), axis(0), axis(1)
 
 
 @case
@@ -327,91 +313,6 @@ def divisions_in_addresses() -> Case:
 
 
 @case
-def float8_rounding() -> Case:
-    x = torch.cat(
-        (randn(40) * 100, torch.tensor([448.0, 464, 465, 480, 1e6, float("inf"), float("-inf"), float("nan")]))
-    )
-    x = torch.cat((x, torch.tensor([57344.0, 61439, 61440, -61440, 65536, 1e-6, 0.0, -0.0, 2**-9, 2**-10, 3 * 2**-11])))
-    n = len(x)
-    m = Make("p0", [n], "form=flat tile=p0:16 vector=p0")
-    a = m.load(x, P0)
-    for d in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16):
-        m.store(torch.zeros(n, dtype=d), P0, a)
-    m.store(torch.zeros(n), P0, m.let("round", a, dtype=F32, dtype_=0))
-    last = m.body[-2]
-    assert isinstance(last, Let)
-    m.body[-2] = Let(last.out, "round", last.args, F32, last.span, (("dtype", DType.bf16),))
-    same = [x.to(d) for d in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)]
-    return Case(m, [*same, x.bfloat16().float()])
-
-
-@case
-def integers() -> Case:
-    a = torch.tensor([7, -7, 7, -7, 0, 5, -128, 127], dtype=torch.int8)
-    b = torch.tensor([2, 2, -2, -2, 3, 5, 3, -1], dtype=torch.int8)
-    m = Make("p0", [8], "form=flat tile=p0:8 vector=p0")
-    x, y = m.load(a, P0), m.load(b, P0)
-    ops = {
-        "floordiv": torch.div(a, b, rounding_mode="floor"),
-        "truncdiv": torch.div(a, b, rounding_mode="trunc"),
-        "remainder": torch.remainder(a, b),
-        "fmod": torch.fmod(a, b),
-        "add": a + b,
-        "mul": a * b,
-        "bit_xor": a ^ b,
-        "maximum": torch.maximum(a, b),
-        "sub": a - b,
-    }
-    for n in ops:
-        m.store(torch.zeros(8, dtype=torch.int8), P0, m.let(n, x, y))
-    two = m.const(2, DType.i8)
-    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("shl", x, two))
-    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("shr", x, two))
-    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("bit_not", x))
-    m.store(torch.zeros(8, dtype=torch.int8), P0, m.let("ipow", x, two))
-    m.store(torch.zeros(8), P0, m.let("cast", x, dtype=F32))
-    return Case(m, [*ops.values(), a << 2, a >> 2, ~a, a**2, a.float()])
-
-
-@case
-def float_to_narrow_integers() -> Case:
-    x = torch.tensor([1.9, -1.9, 255.0, 300.0, -1.0, 127.6, 0.0, 1e4])
-    m = Make("p0", [8], "form=flat tile=p0:8 vector=p0")
-    a = m.load(x, P0)
-    for d in (torch.uint8, torch.int32, torch.int64, torch.bool):
-        m.store(torch.zeros(8, dtype=d), P0, m.let("cast", a, dtype=TORCH[d]))
-    return Case(m, [x.to(torch.int64).to(torch.uint8), x.int(), x.long(), x.bool()])
-
-
-def philox4x32(counter: list[int], key: tuple[int, int]) -> list[int]:
-    """Ten rounds, from the published definition."""
-    c, (k0, k1), word = list(counter), key, 0xFFFFFFFF
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k0, b & word, (a >> 32) ^ c[3] ^ k1, a & word]
-        k0, k1 = (k0 + 0x9E3779B9) & word, (k1 + 0xBB67AE85) & word
-    return c
-
-
-@case
-def random_numbers() -> Case:
-    seed, offset, n, draw = 0x1234567_89ABCDEF, (5 << 32) | 77, 12, 3
-    m = Make("p0", [n], "form=flat tile=p0:4 vector=p0")
-    s, o = m.load(torch.tensor([seed]), const(0)), m.load(torch.tensor([offset]), const(0))
-    words = [philox4x32([i, 0, offset & 0xFFFFFFFF, draw], (seed & 0xFFFFFFFF, seed >> 32)) for i in range(n)]
-    a, b = (torch.tensor([w[k] for w in words]) for k in (0, 1))
-    u, v = (a >> 8).double() * 2.0**-24, (b >> 8).double() * 2.0**-24
-    normal = torch.sqrt(-2 * torch.log(1 - u)) * torch.cos(2 * torch.pi * v)
-    expected = [u.float(), normal.float(), (a >> 1).int()]
-    for op, d in (("rand", F32), ("randn", F32), ("randbits", I32), ("rand", F64), ("randbits", I64)):
-        k = m._new({0}, d)
-        m.body.append(Let(k, op, (s, o), d, (0,), (("draw", draw), ("dtype", d), ("linear", P0))))
-        m.store(torch.zeros(n, dtype={v: t for t, v in TORCH.items()}[d]), P0, k)
-    wide = [((w[0] << 32 | w[1]) >> 11) * 2.0**-53 for w in words]
-    expected += [torch.tensor(wide, dtype=torch.float64), torch.tensor([(w[1] << 32 | w[0]) >> 1 for w in words])]
-    return Case(m, expected)
-
-
 @case
 def two_row_dims_swept() -> Case:
     x = randn(3, 6, 20)
@@ -451,21 +352,6 @@ def parts_side_by_side() -> Case:
         makes.append(m)
         expected.append(torch.where(torch.arange(size) > 1, x.flip(0).tanh(), 0) if size == 12 else x.flip(0).tanh())
     return Case(makes[0], expected, {"s0": 7, "s1": 33}, fault=4, more=makes[1:])
-
-
-@case
-def row_divisions() -> Case:
-    tiny, big, inf, nan = 1e-40, 3e38, float("inf"), float("nan")
-    x = torch.cat((randn(9, 13), torch.tensor([[0.0, inf, -inf, nan, tiny, big, 1, -1, 3, 5e-45, -0.0, 2**-126, 7]])))
-    s = torch.tensor([3.0, -0.1, tiny, big, inf, nan, 0.0, -0.0, 7e-39, 49.0])
-    m = Make("p0 p1", [10, 13], "form=flat tile=p0:4,p1:16 vector=p1")
-    a, b = m.load(x, P0 * 13 + P1), m.load(s, P0)
-    m.store(torch.zeros(10, 13), P0 * 13 + P1, m.let("div", a, b))
-    m.store(torch.zeros(10, 13, dtype=torch.bfloat16), P0 * 13 + P1, m.let("div", a, b))
-    for c in (3.0, 8.0, 1e-30, -0.7):
-        m.store(torch.zeros(10, 13), P0 * 13 + P1, m.let("div", a, m.const(c)))
-    y = x / s[:, None]
-    return Case(m, [y, y.bfloat16(), x / 3, x / 8, x / 1e-30, x / -0.7], rtol=0, atol=0)
 
 
 def _reduced_together(schedule: str) -> Case:
@@ -508,80 +394,6 @@ def empty_dims() -> Case:
     m.store(torch.ones(3), P0, m.reduce("sum", a, (1,)))
     m.store(torch.ones(3), P0, m.reduce("prod", a, (1,)))
     return Case(m, [torch.zeros(3), torch.ones(3)])
-
-
-def unary_operators() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """Float operators with torch's function, checked at the same points."""
-    names = (
-        "neg abs sign sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
-    )
-    names += "tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc isnan isinf signbit"
-    return {n: getattr(torch, n) for n in names.split()}
-
-
-def _unary(dtype: torch.dtype, rtol: float) -> Case:
-    x = torch.cat((randn(20) * 3, torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 0.5, 1.5, -2.5])))
-    x = torch.cat((x, torch.tensor([1e-38, 0.3, -0.999, 1.0]))).to(dtype)
-    m = Make("p0", [32], "form=flat tile=p0:32 vector=p0")
-    a = m.load(x, P0)
-    expected = []
-    for n, f in unary_operators().items():
-        y = f(x)
-        m.store(torch.zeros(32, dtype=y.dtype), P0, m.let(n, a, dtype=TORCH[y.dtype]))
-        expected.append(y)
-    return Case(m, expected, rtol=rtol, atol=rtol)
-
-
-@case
-def unary_f32() -> Case:
-    return _unary(torch.float32, 3e-6)
-
-
-@case
-def unary_f64() -> Case:
-    return _unary(torch.float64, 1e-12)
-
-
-@case
-def binary_f32() -> Case:
-    return _binary(torch.float32)
-
-
-@case
-def binary_f64() -> Case:
-    return _binary(torch.float64)
-
-
-def _binary(dtype: torch.dtype) -> Case:
-    x = torch.cat((randn(20), torch.tensor([0.0, -0.0, float("nan"), 1.0, float("inf"), 5.5, -5.5, -5.5])))
-    y = torch.cat((randn(21)[:20], torch.tensor([0.0, -0.0, 1.0, float("nan"), 2.0, 2.0, 2.0, -2.0])))
-    x, y = x.to(dtype), y.to(dtype)
-    m = Make("p0", [28], "form=flat tile=p0:32 vector=p0")
-    a, b = m.load(x, P0), m.load(y, P0)
-    ops = {
-        n: getattr(torch, n)
-        for n in [
-            "add",
-            "sub",
-            "mul",
-            "maximum",
-            "minimum",
-            "div",
-            "pow",
-            "atan2",
-            "copysign",
-            "hypot",
-            "nextafter",
-            "fmax",
-            "fmin",
-        ]
-    }
-    ops |= {"fmod_f": torch.fmod, "remainder_f": torch.remainder}
-    ops |= {n: getattr(torch, n) for n in ["eq", "ne", "lt", "le", "gt", "ge"]}
-    for n, f in ops.items():
-        d = f(x, y).dtype
-        m.store(torch.zeros(28, dtype=d), P0, m.let(n, a, b, dtype=TORCH[d]))
-    return Case(m, [f(x, y) for f in ops.values()])
 
 
 def run(name: str) -> str:

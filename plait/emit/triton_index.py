@@ -33,6 +33,7 @@ class DimPlan:
     tile: int
     covered: bool
     looped: bool
+    is_row: bool
 
     @property
     def blocked(self) -> bool:
@@ -80,10 +81,18 @@ def _plan_dim(program: TileProgram, i: int, swept: bool) -> DimPlan:
         raise LowerFailed(f"{program.name}: {d.name} cannot be covered by a tile: its extent {d.extent} is not known")
     if extent is not None and (n == 0 or extent <= n):
         # an empty dim is one masked tile: reductions over it give the identity
-        return DimPlan(i, d.name, d.extent, power_of_two(extent) if extent else 2, covered=True, looped=False)
+        return DimPlan(
+            i,
+            d.name,
+            d.extent,
+            power_of_two(extent) if extent else 2,
+            covered=True,
+            looped=False,
+            is_row=d.role == "row",
+        )
     if d.role == "row" and not swept:
         raise LowerFailed(f"{program.name}: row dim {d.name} is neither swept nor covered by its tile of {n}")
-    return DimPlan(i, d.name, d.extent, n, covered=False, looped=swept)
+    return DimPlan(i, d.name, d.extent, n, covered=False, looped=swept, is_row=d.role == "row")
 
 
 def power_of_two(n: int) -> int:

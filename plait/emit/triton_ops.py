@@ -191,9 +191,8 @@ def _libdevice(name: str, arity: int = 1) -> Rule:
 _FAST_EXP = "tl.exp2(({0}) * 1.4426950408889634)"
 
 
-def _rules() -> dict[str, Rule]:
-    nan = "propagate_nan=tl.PropagateNan.ALL"
-    rules: dict[str, Rule] = {
+def _value_rules() -> dict[str, Rule]:
+    return {
         "const": _const,
         "index": lambda c: c.args[0],
         "cast": _cast,
@@ -206,9 +205,50 @@ def _rules() -> dict[str, Rule]:
         "rand": _random("_rand", "_rand64"),
         "randn": _random("_randn", "_randn64"),
         "randbits": _random("_randbits", "_randbits64"),
+    }
+
+
+def _number_rules() -> dict[str, Rule]:
+    nan = "propagate_nan=tl.PropagateNan.ALL"
+    order = (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))
+    return {
         "neg": _float_or("{0} * -1.0", "-{0}"),  # Triton's minus is 0 - x, which loses -0.0
         "abs": _bool_or("{0}", "tl.abs({0})"),
         "sign": _sign,
+        "add": _bool_or("{0} | {1}", "{0} + {1}"),
+        "sub": _fmt("{0} - {1}"),
+        "mul": _bool_or("{0} & {1}", "{0} * {1}"),
+        "maximum": lambda c: _extreme(c, "maximum", "|", nan),
+        "minimum": lambda c: _extreme(c, "minimum", "&", nan),
+        "eq": _fmt("{0} == {1}"),
+        "ne": _fmt("{0} != {1}"),
+        "isnan": _fmt("{0} != {0}"),
+        "isinf": _fmt('tl.abs({0}) == float("inf")'),
+        "signbit": lambda c: f"{c.args[0]}.to(tl.int{8 * c.types[0].nbytes}, bitcast=True) < 0",
+    } | {n: _compare(o) for n, o in order}
+
+
+def _integer_rules() -> dict[str, Rule]:
+    return {
+        "bit_and": _fmt("{0} & {1}"),
+        "bit_or": _fmt("{0} | {1}"),
+        "bit_xor": _fmt("{0} ^ {1}"),
+        "bit_not": _bool_or("{0} == 0", "~{0}"),
+        "shl": lambda c: _shift(c, True),
+        "shr": lambda c: _shift(c, False),
+        "floordiv": _signed_or("_floor_div({0}, {1})", "{0} // {1}"),
+        "truncdiv": _fmt("{0} // {1}"),
+        "remainder": _signed_or("_floor_mod({0}, {1})", "{0} % {1}"),
+        "fmod": _fmt("{0} % {1}"),
+        "ipow": _ipow,
+    }
+
+
+def _float_rules() -> dict[str, Rule]:
+    unary = "exp2 expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma trunc"
+    binary = {"fmod_f": "fmod"} | {n: n for n in ("pow", "atan2", "copysign", "hypot", "nextafter")}
+    plain = {n: _libdevice(n) for n in unary.split()} | {n: _libdevice(f, 2) for n, f in binary.items()}
+    return {
         "sqrt": _by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
         "rsqrt": _by_width("_rsqrt({0})", "libdevice.rsqrt({0})"),
         "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}", "1.0 / {0}"),
@@ -223,39 +263,11 @@ def _rules() -> dict[str, Rule]:
         "floor": _fmt("tl.floor({0})"),
         "ceil": _fmt("tl.ceil({0})"),
         "round": _round,
-        "trunc": _libdevice("trunc"),
-        "add": _bool_or("{0} | {1}", "{0} + {1}"),
-        "sub": _fmt("{0} - {1}"),
-        "mul": _bool_or("{0} & {1}", "{0} * {1}"),
-        "maximum": lambda c: _extreme(c, "maximum", "|", nan),
-        "minimum": lambda c: _extreme(c, "minimum", "&", nan),
         "div": _by_width("tl.div_rn({0}, {1})", "{0} / {1}", "{0} / {1}"),
-        "fmod_f": _libdevice("fmod", 2),
         "remainder_f": _fmt("_remainder_f({0}, {1})"),
         "fmax": _fmt("tl.where(({0} > {1}) | ({1} != {1}), {0}, {1})"),
         "fmin": _fmt("tl.where(({0} < {1}) | ({1} != {1}), {0}, {1})"),
-        "bit_and": _fmt("{0} & {1}"),
-        "bit_or": _fmt("{0} | {1}"),
-        "bit_xor": _fmt("{0} ^ {1}"),
-        "bit_not": _bool_or("{0} == 0", "~{0}"),
-        "shl": lambda c: _shift(c, True),
-        "shr": lambda c: _shift(c, False),
-        "floordiv": _signed_or("_floor_div({0}, {1})", "{0} // {1}"),
-        "truncdiv": _fmt("{0} // {1}"),
-        "remainder": _signed_or("_floor_mod({0}, {1})", "{0} % {1}"),
-        "fmod": _fmt("{0} % {1}"),
-        "ipow": _ipow,
-        "isnan": _fmt("{0} != {0}"),
-        "isinf": _fmt('tl.abs({0}) == float("inf")'),
-        "signbit": lambda c: f"{c.args[0]}.to(tl.int{8 * c.types[0].nbytes}, bitcast=True) < 0",
-        "eq": _fmt("{0} == {1}"),
-        "ne": _fmt("{0} != {1}"),
-    }
-    rules |= {n: _compare(o) for n, o in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))}
-    plain = "exp2 expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma"
-    rules |= {n: _libdevice(n) for n in plain.split()}
-    rules |= {n: _libdevice(n, 2) for n in ("pow", "atan2", "copysign", "hypot", "nextafter")}
-    return rules
+    } | plain
 
 
 def division_by_constant(x: str, divisor: float, fast: bool) -> str | None:
@@ -291,7 +303,7 @@ def _extreme(c: Call, name: str, on_bool: str, nan: str) -> str:
     return f"tl.{name}({a}, {b}{', ' + nan if c.dtype.is_float else ''})"
 
 
-RULES: dict[str, Rule] = _rules()
+RULES: dict[str, Rule] = _value_rules() | _number_rules() | _integer_rules() | _float_rules()
 """Emission rule by operator name; complete over the map and random operators of ir/ops."""
 
 

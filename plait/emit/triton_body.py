@@ -1,0 +1,281 @@
+"""The statements of one TileProgram as the body of a Triton function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.emit.triton_accuracy import Accuracy, reads_of
+from plait.emit.triton_grid import Grid
+from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
+from plait.emit.triton_online import merge_passes
+from plait.emit.triton_ops import (
+    Call,
+    convert,
+    convert_up,
+    division_by_constant,
+    division_by_few,
+    literal,
+    rule_of,
+    tl_type,
+)
+from plait.emit.triton_reduce import Reducer
+from plait.errors import InternalError, LowerFailed
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.index import Expr
+from plait.ir.ops import OPS
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+
+
+@dataclass(frozen=True)
+class TritonArg:
+    """A kernel parameter. `kind`: buffer (`index` into the buffers of part `part`, a pointer to `dtype`), symbol (of the
+    parameter's name), or fault."""
+
+    name: str
+    kind: str
+    part: int
+    index: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A Check's outcome: where it holds, and the gathered values it speaks of."""
+
+    text: str
+    axes: Axes
+    values: frozenset[int]
+
+
+class Emitter:
+    """Emits one program as a function. `single`: it is a kernel of its own, not one of several parts."""
+
+    def __init__(self, program: TileProgram, number: int, first_code: int, single: bool) -> None:
+        for b in program.buffers:
+            if b.role == "scratch":
+                raise LowerFailed(f"{program.name}: scratch buffers are not kept on a GPU")
+        self.program, self.number, self.first_code = program, number, first_code
+        self.prefix = "" if single else f"p{number}_"
+        self.dims = plan_dims(program)
+        self.ix = Indexer(self.dims, program.schedule.vector)
+        self.grid = Grid(self.ix, program.symbols)
+        self.reducer = Reducer(self.ix, dict(spans(program)), 32 * program.schedule.warps, self._lanes())
+        self.lines: list[str] = []
+        self.depth = 1
+        self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
+        self.count = 0
+        self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
+        self.accuracy = Accuracy(program)
+        self.pending: set[int] = set()  # reductions that an open loop carries
+        self.waiting: list[Reduce] = []
+
+    def _lanes(self) -> int:
+        """Neighbouring points of the vector dim in the 16 bytes that a thread loads at once."""
+        vector = {d.index for d in self.dims if d.name == self.program.schedule.vector}
+        loads = [s for s in self.program.walk() if isinstance(s, Load) and s.address.axes() & vector]
+        return min((16 // self.program.buffers[s.buffer].dtype.nbytes for s in loads), default=1)
+
+    # ---------------------------------------------------------------- text
+    def put(self, *lines: str) -> None:
+        """Append statements."""
+        self.lines += ["    " * self.depth + text for text in lines]
+
+    def function(self, name: str, block: str, first: tuple[str, ...] = ()) -> str:
+        """The text of a function that does the work of the block whose number is the expression `block`."""
+        self.body(merge_passes(self.program, frozenset(d.index for d in self.dims if d.looped)))
+        body = "\n".join(self.lines)
+        parameters = ", ".join((*first, *(a.name for a in self.args)))
+        text = f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self.grid.prologue(body, block), body)) + "\n"
+        return "\n\n".join((*self.reducer.functions.values(), text))
+
+    @property
+    def args(self) -> tuple[TritonArg, ...]:
+        """Parameters."""
+        out = [
+            TritonArg(self._pointer(i), "buffer", self.number, i, b.dtype) for i, b in enumerate(self.program.buffers)
+        ]
+        out += [TritonArg(s, "symbol", self.number, i, DType.i64) for i, s in enumerate(self.program.symbols)]
+        if any(isinstance(s, Check) for s in self.program.walk()):
+            out.append(TritonArg("fault_ptr", "fault", self.number, 0, DType.i32))
+        return tuple(out)
+
+    def _pointer(self, i: int) -> str:
+        return f"{self.prefix}{self.program.buffers[i].name}_ptr"
+
+    # ---------------------------------------------------------------- statements
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Sweep) or any(r.out in reads_of(s) for r in self.waiting):
+                self.flush()
+            if isinstance(s, Let):
+                self.let(s)
+            elif isinstance(s, Load):
+                self.load(s)
+            elif isinstance(s, Store):
+                self.store(s)
+            elif isinstance(s, Check):
+                self.check(s)
+            elif isinstance(s, Reduce):
+                self.reduce(s)
+            elif isinstance(s, Scan):
+                self.scan(s)
+            else:
+                self.sweep(s)
+        self.flush()
+
+    def flush(self) -> None:
+        """Perform the reductions that were put off until a result is used, so that they go together."""
+        waiting, self.waiting = self.waiting, []
+        self.put(*self.reducer.whole(waiting))
+
+    def let(self, s: Let) -> None:
+        attrs = dict(s.attrs)
+        dims = {i for k in s.args for i in self.ix.locals[k].axes}
+        for e in (attrs.get("expr"), attrs.get("linear"), *attrs.get("guard", ())):
+            dims |= set(self.ix.axes_of(e)) if e is not None else set()
+        axes = self.ix.ordered(dims)
+        args = [self.ix.operand(k, axes) for k in s.args]
+        types = [self.types[k] for k in s.args]
+        if s.op == "index":
+            text = self.ix.text(attrs["expr"], axes)
+            args = [f"tl.cast({text}, {tl_type(s.dtype)})"]
+        elif s.op == "holds":
+            args = self.ix.guards(attrs["guard"], axes)
+        elif OPS[s.op].kind == "random":
+            args += [self.ix.text(attrs["linear"], axes), str(attrs["draw"])]
+        fast = self.accuracy.fast_exp(s) if s.op == "exp" else self.accuracy.tolerant(s.out)
+        quotient = self.quotient(s, axes, fast) if s.op == "div" and s.dtype is DType.f32 else None
+        text = quotient or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))
+        self.put(f"v{s.out} = {text}")
+        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+
+    def quotient(self, s: Let, axes: Axes, fast: bool) -> str | None:
+        """The text of a division that is cheaper than one a point, or None."""
+        x = self.ix.operand(s.args[0], axes)
+        value = self.accuracy.constant(s.args[1])
+        if value is not None:
+            return division_by_constant(x, value, fast)
+        divisor = self.ix.locals[s.args[1]]
+        if divisor.axes == axes:
+            return None
+        lines, text = division_by_few(
+            x, divisor.text, lambda name: self.ix.widen(name, divisor.axes, axes), f"v{s.out}", fast
+        )
+        self.put(*lines)
+        return text
+
+    def _mask(self, dims: tuple[int, ...], guard: tuple[Expr, ...], values: frozenset[int], to: Axes) -> str:
+        parts = self.ix.inside(dims, to) + self.ix.guards(guard, to)
+        for c in self.checks:
+            if c.values <= values and set(c.axes) <= set(to):
+                parts.append(self.ix.widen(c.text, c.axes, to))
+        return " & ".join(dict.fromkeys(parts))
+
+    def _access_axes(self, span: tuple[int, ...], exprs: tuple[Expr, ...]) -> Axes:
+        dims = set(span)
+        for e in exprs:
+            dims |= set(self.ix.axes_of(e))
+        return self.ix.ordered(dims)
+
+    def load(self, s: Load) -> None:
+        b = self.program.buffers[s.buffer]
+        axes = self._access_axes(s.span, (s.address, *s.guard))
+        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        address = self.ix.address(self._pointer(s.buffer), s.address, axes)
+        narrow_float = b.dtype in (DType.f8e4m3, DType.f8e5m2)
+        text = f"tl.load({address}"
+        if mask:
+            text += f", mask={mask}"
+            # a fill in fp8 would be converted lane by lane: it is put in afterwards
+            text += "" if narrow_float else f", other={literal(s.fill, b.dtype)}"
+        text = convert_up(text + ")", b.dtype, s.dtype)
+        if mask and narrow_float:
+            text = f"tl.where({mask}, {text}, {literal(s.fill, s.dtype)})"
+        self.put(f"v{s.out} = {text}")
+        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+
+    def store(self, s: Store) -> None:
+        b = self.program.buffers[s.buffer]
+        v = self.ix.locals[s.value]
+        axes = self._access_axes((*s.span, *v.axes), (s.address, *s.guard))
+        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        address = self.ix.address(self._pointer(s.buffer), s.address, axes)
+        value = convert(self.ix.operand(s.value, axes), v.dtype, b.dtype)
+        self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")
+
+    def check(self, s: Check) -> None:
+        self.count += 1
+        n = self.count
+        axes = self._access_axes((), (s.index, s.extent, *s.guard))
+        wide = not (self.ix.is_narrow(s.index) and self.ix.is_narrow(s.extent))
+        index = self.ix.text(s.index, axes, wide)
+        self.put(f"ok{n} = ({index} >= 0) & ({index} < {self.ix.text(s.extent, axes, wide)})")
+        bad = [*self.ix.inside(axes, axes), *self.ix.guards(s.guard, axes), f"(ok{n} == 0)"]
+        pointer = f"tl.broadcast_to(fault_ptr, {self.ix.shape(axes)})" if axes else "fault_ptr"
+        code = f"tl.full({self.ix.shape(axes)}, {self.first_code + s.code}, tl.int32)"
+        self.put(f"tl.atomic_max({pointer}, {code}, mask={' & '.join(bad)})")
+        if s.guard:
+            return  # where the guard does not hold, the same index may be good elsewhere
+        self.checks.append(_Checked(f"ok{n}", axes, s.index.values()))
+        extent = s.extent.const
+        for k in s.index.values():
+            if s.index is ix.value(k) and extent is not None:
+                self.ix.bounds[k] = extent
+
+    # ---------------------------------------------------------------- reductions and loops
+    def _carried(self, dims: tuple[int, ...]) -> bool:
+        return any(self.dims[i].looped for i in dims)
+
+    def reduce(self, s: Reduce) -> None:
+        if not self._carried(s.dims):
+            self.waiting.append(s)
+        elif s.out in self.pending:
+            self.put(*self.reducer.step(s))
+        else:
+            raise InternalError(f"{self.program.name}: reduction v{s.out} stands outside the sweep over its dims")
+
+    def scan(self, s: Scan) -> None:
+        self.put(*self.reducer.scan(s, self.dims[s.dim].looped))
+
+    def sweep(self, s: Sweep) -> None:
+        d = self.dims[s.dim]
+        if not d.looped:
+            self.body(s.body)
+            return
+        carried = [r for r in _statements(s.body) if self._begins(r, s.dim)]
+        for r in carried:
+            self.pending.add(r.out)
+            self.put(
+                *(self.reducer.begin(r, self.types[r.arg]) if isinstance(r, Reduce) else self.reducer.begin_scan(r))
+            )
+        checks = len(self.checks)
+        stages = self.program.schedule.stages
+        variable = f"{d.name}_start" if d.blocked else d.name
+        more = f", num_stages={stages}" if stages > 1 else ""
+        self.put(f"for {variable} in tl.range(0, {self.ix.text(d.extent, ())}, {d.tile}{more}):")
+        self.depth += 1
+        if d.blocked:
+            self.put(f"{d.name} = {d.name}_start + {d.name}_lane")
+            self.put(*(f"{name} = {text}" for name, text in self.grid.inside(d)))
+        self.body(s.body)
+        self.depth -= 1
+        del self.checks[checks:]
+        self.pending -= {r.out for r in carried}
+        self.put(*self.reducer.end([r for r in carried if isinstance(r, Reduce)]))
+
+    def _begins(self, r: Stmt, dim: int) -> bool:
+        """The accumulator of `r` starts before the loop over `dim`: its outermost."""
+        if isinstance(r, Reduce):
+            return dim in r.dims and r.out not in self.pending
+        return isinstance(r, Scan) and r.dim == dim
+
+
+def _statements(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
+    out: list[Reduce | Scan] = []
+    for s in body:
+        if isinstance(s, Sweep):
+            out += _statements(s.body)
+        elif isinstance(s, (Reduce, Scan)):
+            out.append(s)
+    return out
