@@ -69,6 +69,8 @@ def compile_flags() -> list[str]:
         "-ffp-contract=off",
         "-fno-math-errno",
         "-fno-trapping-math",
+        # loops that clear a few lanes must not become calls of memset
+        "-fno-tree-loop-distribute-patterns",
         "-fno-semantic-interposition",
         "-fvisibility=hidden",
         f"-I{include_dir()}",
@@ -114,7 +116,8 @@ def _emit_part(out: Writer, kernel: CppKernel, number: int, program: TileProgram
     by_grid = vector is not None and program.dims[vector].role == "grid"
     width = _ROW_STRIP
     if by_grid and vector is not None:
-        width = min(program.schedule.size(program.dims[vector].name) or _STRIP, _WIDEST_STRIP)
+        size = program.schedule.size(program.dims[vector].name)
+        width = min(size if size > 1 else _STRIP, _WIDEST_STRIP)
     state = State(scope, out, width, by_grid)
     out.lines(*(f"// {h}" for text in (*program.header, str(program.schedule)) for h in text.split("\n")))
     with out.block(f"static int64_t {name}_work{number}(const int64_t* syms) {{", "}"):

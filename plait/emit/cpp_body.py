@@ -14,6 +14,7 @@ from plait.emit.cpp_leaf import Accumulator, Leaf, State, Statements
 from plait.emit.cpp_ops import CTYPE
 from plait.emit.cpp_scope import operands
 from plait.errors import LowerFailed
+from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep
 
@@ -27,6 +28,7 @@ _MONOIDS = {
     "argmax": "ArgMax",
     "argmin": "ArgMin",
 }
+_SHORT = 512  # 16 * plait::LANES
 _BOOL_MONOIDS = {"sum": "Any", "max": "Any", "any": "Any", "prod": "All", "min": "All", "all": "All"}
 _SCANS = {
     "cumsum": "CumSum",
@@ -185,9 +187,17 @@ class Body:
         # a lone lane adds up in double at once
         lone_sum = kind == "Sum" and lanes == "1" and element is DType.f32
         ctype = "double" if lone_sum else "uint8_t" if element is DType.b1 else CTYPE[element]
-        self.out.line(f"plait::{kind}<{ctype}, {lanes}> {name};")
+        if kind == "Sum" and lane == "lane" and self._is_short(s):
+            kind = "ShortSum"
         settles = kind == "Sum" and element.is_float and lane != "0"
+        self.out.line(f"plait::{kind}<{ctype}, {lanes}> {name};")
         self.state.accumulators[s.out] = Accumulator(name, lane, settles)
+
+    def _is_short(self, s: Reduce | Scan) -> bool:
+        """True when no lane of plait::LANES can get more elements than a float may add up alone."""
+        dims = s.dims if isinstance(s, Reduce) else (s.dim,)
+        count = ix.product(self.scope.program.dims[d].extent for d in dims).const
+        return count is not None and count <= _SHORT
 
     def _lanes(self, s: Reduce | Scan, outer: Sweep, strip: bool) -> tuple[str, str]:
         """(number of lanes, which one a step works on)."""

@@ -124,7 +124,7 @@ inline int64_t next_quotient(int64_t c, int64_t r, int64_t d, int64_t q) {
 // ---------------------------------------------------------------- vector loops
 
 constexpr int LANES = 32;  // partial results of a reduction; four AVX2 or two AVX-512 vectors of f32
-constexpr int64_t SETTLE = 64 * LANES;  // elements between two visits to the accumulators' wide totals
+constexpr int64_t SETTLE = 16 * LANES;  // elements between two visits to the accumulators' wide totals
 
 // step(i) for i in [begin, end), in any order.
 template <class Step>

@@ -124,7 +124,7 @@ PLAIT_INLINE inline T ipow(T base, T exponent) {
     }
     return out;
 }
-// Shifts by less than 0 or by the width and more give 0, or the sign for shr.
+// Shifts by less than 0 or by the width and more give 0, for shr what the sign gives: torch's rule.
 template <class T>
 PLAIT_INLINE inline T shl(T a, T b) {
     constexpr int width = int(sizeof(T)) * 8;
@@ -136,7 +136,7 @@ template <class T>
 PLAIT_INLINE inline T shr(T a, T b) {
     constexpr int width = int(sizeof(T)) * 8;
     const bool out = (b < T(0)) | (b >= T(width));
-    return out ? T(a < T(0) ? -1 : 0) : T(a >> (unsigned(b) & unsigned(width - 1)));
+    return T(a >> (out ? width - 1 : int(b)));
 }
 
 // ---------------------------------------------------------------- elementary functions of f64, by the C library

@@ -33,7 +33,7 @@ template <class T>
 PLAIT_INLINE inline T rand(int64_t seed, int64_t offset, int64_t index, uint32_t draw) {
     const Words w = philox(seed, offset, index, draw);
     if constexpr (sizeof(T) == 8)
-        return T(int64_t((uint64_t(w.w0) << 32 | w.w1) >> 11)) * 0x1p-53;
+        return T(wide_from_i64(int64_t((uint64_t(w.w0) << 32 | w.w1) >> 11))) * T(0x1p-53);
     else
         return unit_f32(w.w0);
 }

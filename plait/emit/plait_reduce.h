@@ -13,18 +13,46 @@ struct Wide<float> {
     using type = double;
 };
 
-// Floats add up in their own type for a few elements a lane, then in double: 64 where many lanes share a sum and their
-// errors average out, 16 where each lane is a sum of its own.
+// Folds lanes in halves (L is a power of two, or one lane for each point of a strip): combine(a, b) of two lanes.
+template <class T, class Combine>
+PLAIT_INLINE inline T across(const T* lanes, int count, Combine&& combine) {
+    T part[LANES];
+    if (count < LANES) {
+        T all = lanes[0];
+        for (int l = 1; l < count; ++l) all = combine(all, lanes[l]);
+        return all;
+    }
+    for (int l = 0; l < LANES; ++l) part[l] = lanes[l];
+    int done = LANES;
+    for (; done + LANES <= count; done += LANES)
+        for (int l = 0; l < LANES; ++l) part[l] = combine(part[l], lanes[done + l]);
+    for (int l = 0; done + l < count; ++l) part[l] = combine(part[l], lanes[done + l]);
+#pragma GCC unroll 8
+    for (int width = LANES / 2; width > 0; width /= 2)
+#pragma omp simd
+        for (int l = 0; l < width; ++l) part[l] = combine(part[l], part[l + width]);
+    return part[0];
+}
+
+// Floats add up in their own type for a few elements a lane, then in double: 16 times at most, so that rounding stays below
+// that of eager's cascade.
 template <class T, int L>
 struct Sum {
-    T lane[L] = {};
-    typename Wide<T>::type total[L] = {};
+    using Total = typename Wide<T>::type;
+    T lane[L];
+    Total total[L];
     int64_t pending = 0;
 
+    Sum() {
+        for (int l = 0; l < L; ++l) {
+            lane[l] = T(0);
+            total[l] = Total(0);
+        }
+    }
     PLAIT_INLINE void add(int64_t l, T x) { lane[l] = T(lane[l] + x); }
     PLAIT_INLINE void settle(int64_t n) {
         pending += n;
-        if (pending < (L == LANES ? 64 : 16) * int64_t(L)) return;
+        if (pending < 16 * int64_t(L)) return;
         pending = 0;
 #pragma omp simd
         for (int l = 0; l < L; ++l) {
@@ -34,9 +62,9 @@ struct Sum {
     }
     PLAIT_INLINE T result(int64_t l) const { return T(total[l] + lane[l]); }
     PLAIT_INLINE T result() const {
-        typename Wide<T>::type all = 0;
-        for (int l = 0; l < L; ++l) all += total[l] + lane[l];
-        return T(all);
+        Total all[L];
+        for (int l = 0; l < L; ++l) all[l] = total[l] + lane[l];
+        return T(across(all, L, [](Total a, Total b) { return a + b; }));
     }
 };
 
@@ -52,9 +80,7 @@ struct Fold {
     PLAIT_INLINE void settle(int64_t) {}
     PLAIT_INLINE T result(int64_t l) const { return lane[l]; }
     PLAIT_INLINE T result() const {
-        T all = lane[0];
-        for (int l = 1; l < L; ++l) all = Rule::combine(all, lane[l]);
-        return all;
+        return across(lane, L, [](T a, T b) { return Rule::combine(a, b); });
     }
 };
 
@@ -94,6 +120,14 @@ struct AllRule {
     static PLAIT_INLINE T combine(T a, T x) { return T(a & x); }
 };
 
+// Of rows so short that few elements meet in a lane: no wider total.
+template <class T>
+struct SumRule {
+    static constexpr T identity() { return T(0); }
+    static PLAIT_INLINE T combine(T a, T x) { return T(a + x); }
+};
+template <class T, int L>
+using ShortSum = Fold<T, L, SumRule<T>>;
 template <class T, int L>
 using Prod = Fold<T, L, ProdRule<T>>;
 template <class T, int L>
@@ -147,7 +181,10 @@ using ArgMin = ArgExtreme<T, L, false>;
 
 template <class T, int L>
 struct CumSum {
-    typename Wide<T>::type lane[L] = {};
+    typename Wide<T>::type lane[L];
+    CumSum() {
+        for (int l = 0; l < L; ++l) lane[l] = 0;
+    }
     PLAIT_INLINE T step(int64_t l, T x) { return T(lane[l] += x); }
 };
 template <class T, int L>

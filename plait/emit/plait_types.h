@@ -21,32 +21,27 @@ PLAIT_INLINE inline float from_f16(uint16_t h) {
     return bits<float>(sign | u | (mag >= 0x0f800000u ? 0x7f800000u : 0u));
 }
 
+// Rounding down to a small float, shared by the three formats below: `CUT` bits of the significand go, exponents move down by
+// BIAS. Magnitudes are capped at `TOP`, which rounds to the greatest code; below `NORMAL`, adding a power of two (`ALIGN`)
+// lets the adder align and round to the subnormal's last place. A NaN sets the bits `QUIET` on top of the greatest code.
+template <int CUT, uint32_t BIAS, uint32_t TOP, uint32_t NORMAL, uint32_t ALIGN, uint32_t QUIET>
+PLAIT_INLINE inline uint32_t narrow(float x) {
+    const uint32_t magnitude = bits<uint32_t>(x) & 0x7fffffffu, mag = std::min(magnitude, TOP);
+    const uint32_t normal = (mag - (BIAS << 23) + ((1u << (CUT - 1)) - 1u) + ((mag >> CUT) & 1u)) >> CUT;
+    const uint32_t tiny = bits<uint32_t>(bits<float>(mag) + bits<float>(ALIGN)) - ALIGN;
+    return (mag < NORMAL ? tiny : normal) | (magnitude > 0x7f800000u ? QUIET : 0u);
+}
+PLAIT_INLINE inline uint32_t sign_at(float x, int place) { return (bits<uint32_t>(x) >> 31) << place; }
+
 PLAIT_INLINE inline uint16_t to_f16(float x) {
-    const uint32_t u = bits<uint32_t>(x);
-    const uint32_t sign = (u >> 16) & 0x8000u;
-    const uint32_t mag = u & 0x7fffffffu;
-    const uint32_t normal = (mag - 0x38000000u + 0xfffu + ((mag >> 13) & 1u)) >> 13;
-    // below 2^-14: adding 0.5 lets the adder align and round to the subnormal's last place
-    const uint32_t tiny = bits<uint32_t>(bits<float>(mag) + 0.5f) - 0x3f000000u;
-    uint32_t h = mag < 0x38800000u ? tiny : normal;
-    h = mag >= 0x477ff000u ? 0x7c00u : h;
-    h = mag > 0x7f800000u ? 0x7e00u : h;
-    return uint16_t(h | sign);
+    return uint16_t(narrow<13, 112, 0x477ff000u, 0x38800000u, 0x3f000000u, 0x200u>(x) | sign_at(x, 15));
 }
 
 PLAIT_INLINE inline float from_f8e5m2(uint8_t q) { return from_f16(uint16_t(uint32_t(q) << 8)); }
 
 // Overflow gives inf, as torch's cast.
 PLAIT_INLINE inline uint8_t to_f8e5m2(float x) {
-    const uint32_t u = bits<uint32_t>(x);
-    const uint32_t sign = (u >> 24) & 0x80u;
-    const uint32_t mag = u & 0x7fffffffu;
-    const uint32_t normal = (mag - 0x38000000u + 0xfffffu + ((mag >> 21) & 1u)) >> 21;
-    const uint32_t tiny = bits<uint32_t>(bits<float>(mag) + 0x1p7f) - 0x43000000u;
-    uint32_t h = mag < 0x38800000u ? tiny : normal;
-    h = mag >= 0x47700000u ? 0x7cu : h;
-    h = mag > 0x7f800000u ? 0x7fu : h;
-    return uint8_t(h | sign);
+    return uint8_t(narrow<21, 112, 0x47700000u, 0x38800000u, 0x43000000u, 0x3u>(x) | sign_at(x, 7));
 }
 
 PLAIT_INLINE inline float from_f8e4m3(uint8_t q) {
@@ -58,15 +53,7 @@ PLAIT_INLINE inline float from_f8e4m3(uint8_t q) {
 
 // The finite format (no inf): what is past 448, infinities too, becomes 448, as torch's cast.
 PLAIT_INLINE inline uint8_t to_f8e4m3(float x) {
-    const uint32_t u = bits<uint32_t>(x);
-    const uint32_t sign = (u >> 24) & 0x80u;
-    const uint32_t mag = u & 0x7fffffffu;
-    const uint32_t normal = (mag - 0x3c000000u + 0x7ffffu + ((mag >> 20) & 1u)) >> 20;
-    const uint32_t tiny = bits<uint32_t>(bits<float>(mag) + 0x1p14f) - 0x46800000u;
-    uint32_t h = mag < 0x3c800000u ? tiny : normal;
-    h = h > 0x7eu ? 0x7eu : h;
-    h = mag > 0x7f800000u ? 0x7fu : h;
-    return uint8_t(h | sign);
+    return uint8_t(narrow<20, 120, 0x43e00000u, 0x3c800000u, 0x46800000u, 0x1u>(x) | sign_at(x, 7));
 }
 
 PLAIT_INLINE inline float round_bf16(float x) { return from_bf16(to_bf16(x)); }
@@ -74,11 +61,42 @@ PLAIT_INLINE inline float round_f16(float x) { return from_f16(to_f16(x)); }
 PLAIT_INLINE inline float round_f8e5m2(float x) { return from_f8e5m2(to_f8e5m2(x)); }
 PLAIT_INLINE inline float round_f8e4m3(float x) { return from_f8e4m3(to_f8e4m3(x)); }
 
+// ---------------------------------------------------------------- i64 and floats
+
+// Processors without vector conversions between i64 and floats (AVX2) get them from integer and double arithmetic.
+#if defined(__x86_64__) && !defined(__AVX512DQ__)
+PLAIT_INLINE inline double wide_from_i64(int64_t x) {
+    // the halves become mantissas of 2^84 and 2^52: one exact difference, one rounded sum
+    const double high = bits<double>((uint64_t(x) >> 32) ^ 0x4530000080000000u);
+    const double low = bits<double>((uint64_t(x) & 0xffffffffu) | 0x4330000000000000u);
+    return (high - (0x1p84 + 0x1p63 + 0x1p52)) + low;
+}
+PLAIT_INLINE inline float f32_from_i64(int64_t x) {
+    // past 2^53 the low bits shrink to one sticky bit, so that the double is exact and only f32 rounds
+    const bool small = uint64_t(x) + (uint64_t(1) << 53) < uint64_t(1) << 54;
+    const int64_t low = x & 0x7ff;
+    return float(wide_from_i64(small ? x : (x ^ low) | (low != 0 ? 0x400 : 0)));
+}
+PLAIT_INLINE inline int64_t i64_from_wide(double x) {
+    const double t = std::trunc(x), high = std::floor(t * 0x1p-32), low = t - high * 0x1p32;
+    const uint64_t whole = (bits<uint64_t>(high + 0x1.8p52) << 32) + (bits<uint64_t>(low + 0x1p52) & 0xffffffffu);
+    return (t >= -0x1p63) & (t < 0x1p63) ? int64_t(whole) : INT64_MIN;
+}
+#else
+PLAIT_INLINE inline double wide_from_i64(int64_t x) { return double(x); }
+PLAIT_INLINE inline float f32_from_i64(int64_t x) { return float(x); }
+PLAIT_INLINE inline int64_t i64_from_wide(double x) { return int64_t(x); }
+#endif
+
 // ---------------------------------------------------------------- casts between compute types
 
 template <class To, class From>
 struct Cast {
     static PLAIT_INLINE To from(From x) { return static_cast<To>(x); }
+};
+template <class To>
+struct Cast<To, bool> {
+    static PLAIT_INLINE To from(bool x) { return x ? To(1) : To(0); }
 };
 template <class From>
 struct Cast<bool, From> {
@@ -94,10 +112,29 @@ struct Cast<bool, From> {
 PLAIT_CAST(uint8_t, float, int32_t)
 PLAIT_CAST(int8_t, float, int32_t)
 PLAIT_CAST(int16_t, float, int32_t)
-PLAIT_CAST(uint8_t, double, int64_t)
 PLAIT_CAST(int8_t, double, int32_t)
 PLAIT_CAST(int16_t, double, int32_t)
 #undef PLAIT_CAST
+template <>
+struct Cast<float, int64_t> {
+    static PLAIT_INLINE float from(int64_t x) { return f32_from_i64(x); }
+};
+template <>
+struct Cast<double, int64_t> {
+    static PLAIT_INLINE double from(int64_t x) { return wide_from_i64(x); }
+};
+template <>
+struct Cast<int64_t, float> {
+    static PLAIT_INLINE int64_t from(float x) { return i64_from_wide(double(x)); }
+};
+template <>
+struct Cast<int64_t, double> {
+    static PLAIT_INLINE int64_t from(double x) { return i64_from_wide(x); }
+};
+template <>
+struct Cast<uint8_t, double> {
+    static PLAIT_INLINE uint8_t from(double x) { return uint8_t(i64_from_wide(x)); }
+};
 
 template <class To, class From>
 PLAIT_INLINE inline To cast(From x) {

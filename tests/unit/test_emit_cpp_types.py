@@ -96,7 +96,14 @@ def sample(dtype: DType) -> torch.Tensor:
     if dtype.is_int:
         info = torch.iinfo(t)
         ends = torch.tensor([info.min, info.max, 0, 1, info.max - 1], dtype=torch.int64)
-        around = torch.tensor([(1 << k) + d for k in range(24, 62) for d in (-1, 1, 3)], dtype=torch.int64)
+        around = [
+            s * ((1 << k) + (1 << max(k - h, 0)) + d)
+            for k in range(24, 63)
+            for h in (0, 1, 24, 25)
+            for d in (-1, 0, 1, 3)
+            for s in (1, -1)
+        ]
+        around = torch.tensor([v for v in around if abs(v) < 1 << 63], dtype=torch.int64)
         return torch.cat([ends, around, torch.randint(info.min, info.max, (500,), dtype=torch.int64)]).to(t)
     special = [
         0.0,
