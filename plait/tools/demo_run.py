@@ -100,7 +100,7 @@ def refusals() -> list[Refusal]:
 
 
 def _label(node: Any) -> str:
-    return str(node.attr("target")) if node.op == "extern" else str(node.op)
+    return str(node.attr("target")).removesuffix(".default") if node.op == "extern" else str(node.op)
 
 
 @dataclass
