@@ -155,7 +155,7 @@ def compiled(f: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Callable[
     options = replace(Options.make(None, {}), backend="triton", strict=True)
     graph = import_fx(gm, args, numerics=options.numerics, rng=options.rng)
     whole = plan_and_lower(simplify(graph, SPECS["h200"], options), SPECS["h200"], options)
-    return assemble(gm, whole, link(whole.graph, whole.launches, Layouts(whole.graph)), options)
+    return assemble(gm, whole, link(whole.graph, whole.plan.reading, whole.launches, Layouts(whole.graph)), options)
 
 
 def wrong(name: str) -> str:
