@@ -11,6 +11,7 @@ import torch
 from plait.errors import ImportFailed, InternalError
 from plait.frontend.externs import Item, instantiate, resolve
 from plait.ir.graph import Arg, Node
+from plait.runtime import tensors
 from plait.runtime.kernel import Launch, Slots
 from plait.runtime.sizes import Sizes
 from plait.runtime.steps import EagerStep, ExternStep, OperandView
@@ -46,17 +47,15 @@ def fetch_view(view: OperandView, sizes: Sizes, layout: tuple[tuple[int, ...], t
     if offset == 0 and layout == (shape, strides):
         return lambda slots: slots[slot]
 
-    def strided(slots: Slots) -> torch.Tensor:
-        base: torch.Tensor = slots[slot]
-        return base.as_strided(shape, strides, base.storage_offset() + offset)
-
-    return strided
+    make = tensors.view
+    return lambda slots: make(slots[slot], shape, strides, offset)
 
 
 def extern_call(step: ExternStep, sizes: Sizes, operands: Sequence[Fetch], attributes: Attributes) -> Launch:
     """The function that makes the call and puts its results into slots. An in-place operator returns its first operand, so
     its result needs no other treatment."""
-    op = resolve(inplace_form(step.target) if step.inplace is not None else step.target)
+    name = inplace_form(step.target) if step.inplace is not None else step.target
+    op = tensors.direct(name, resolve(name))
     marks = [Arg(k) for k in range(len(operands))]
     args, kwargs = instantiate(step.template, marks, sizes.one, attributes)
     if step.inplace is not None and (not args or args[0] != Arg(step.inplace)):

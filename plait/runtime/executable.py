@@ -14,7 +14,7 @@ import torch
 
 from plait.errors import InternalError
 from plait.frontend.context import from_dtype
-from plait.runtime import pool
+from plait.runtime import pool, tensors
 from plait.runtime.calls import Attributes, Fetch, eager_group, extern_call, fetch_view
 from plait.runtime.cudagraph import Graphed
 from plait.runtime.kernel import Kernel, Launch, Slots
@@ -245,10 +245,10 @@ class _Closed:
                 slots[slot] = torch.empty(0, dtype=dtype).set_(take(nbytes), 0, shape, strides)
 
             return from_pool
-        empty = torch.empty_strided
+        empty = tensors.empty_on(device)
 
         def alloc(slots: Slots) -> None:
-            slots[slot] = empty(shape, strides, dtype=dtype, device=device)
+            slots[slot] = empty(shape, strides, dtype)
 
         return alloc
 

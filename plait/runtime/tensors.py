@@ -1,0 +1,43 @@
+"""Making tensors and views with the least overhead this torch offers; each has a public call to fall back on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Ints = tuple[int, ...]
+Empty = Callable[[Ints, Ints, torch.dtype], torch.Tensor]
+
+_guards: Any = getattr(torch._C._dynamo, "guards", None)
+
+
+def empty_on(device: torch.device) -> Empty:
+    """empty(shape, strides, dtype) on a device; for CUDA the current device must be the one meant."""
+    fast = getattr(_guards, f"_empty_strided_{device.type}", None)
+    if fast is not None and device.type in ("cpu", "cuda"):
+        return fast  # type: ignore[no-any-return]
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _by_as_strided(base: torch.Tensor, shape: Ints, strides: Ints, offset: int) -> torch.Tensor:
+    return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+
+# view(base, shape, strides, offset in elements from base's first element)
+view: Callable[[torch.Tensor, Ints, Ints, int], torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _by_as_strided)
+
+# operators whose public function is bound more directly than the registry's, with the same arguments
+_DIRECT: dict[str, Any] = {
+    "aten.mm.default": torch.mm,
+    "aten.bmm.default": torch.bmm,
+    "aten.addmm.default": torch.addmm,
+    "aten.baddbmm.default": torch.baddbmm,
+}
+
+
+def direct(target: str, op: Any) -> Callable[..., Any]:
+    """The quickest way to call `op`, the operator named `target`."""
+    found: Callable[..., Any] = _DIRECT.get(target) or getattr(op, "_op", None) or op
+    return found
