@@ -63,23 +63,25 @@ class CostModel:
     def cost(self, al: Alignment) -> Cost:
         """Bytes, operations and blocks of a group as one kernel."""
         inside = frozenset(al.nodes)
+        stored = self._stored(inside)
         row, grid = self.row_and_grid(al)
         row_elems = self.size(al.extent[a] for a in row)
-        sweeps = 1 + max(self._depths(al, inside).values(), default=0) if row else 1
         kept = row_elems <= self.spec.row_elems
-        read = cache = 0.0
-        traffic: dict[Node, float] = {}
+        passes = {} if kept else self._passes(al, inside, stored)
+        points: dict[Node, float] = {}
+        swept: dict[Node, set[int]] = {}
         for n in al.nodes:
-            points = self.size(n.axes)
             for r in self.reading.reads(n):
                 if r.source not in inside:
-                    traffic[r.source] = traffic.get(r.source, 0.0) + points
-        for source, points in traffic.items():
-            nbytes = min(points, self.size(source.shape)) * source.dtype.nbytes
+                    points[r.source] = points.get(r.source, 0.0) + self.size(n.axes)
+                    swept.setdefault(r.source, set()).update(passes.get(n, ()))
+        read = cache = 0.0
+        for source, count in points.items():
+            nbytes = min(count, self.size(source.shape)) * source.dtype.nbytes
             read += nbytes
-            if not kept and points >= row_elems:
-                cache += nbytes * (sweeps - 1)
-        written = sum(self.size(n.shape) * n.dtype.nbytes for n in self._stored(inside))
+            if not kept and count >= row_elems:
+                cache += nbytes * max(len(swept[source]) - 1, 0)
+        written = sum(self.size(n.shape) * n.dtype.nbytes for n in stored)
         loose = 2.0 if al.loose else 1.0
         ops = sum(self.size(n.axes) * op_cost(n.op) for n in al.nodes) * loose
         blocks = self.size(al.extent[a] for a in grid)
@@ -87,13 +89,24 @@ class CostModel:
             blocks /= 256.0
         return Cost(read, written, cache, ops, blocks)
 
-    def _depths(self, al: Alignment, inside: frozenset[Node]) -> dict[Node, int]:
-        """How many dependent reductions end at each node."""
-        depth: dict[Node, int] = {}
+    def _passes(self, al: Alignment, inside: frozenset[Node], stored: list[Node]) -> dict[Node, set[int]]:
+        """In which passes over the row each member is evaluated, when rows do not stay on chip: a reduction in the pass after
+        those it depends on, a map in each pass that wants it."""
+        first: dict[Node, int] = {}
         for n in al.nodes:
-            below = max((depth[r.source] for r in self.reading.reads(n) if r.source in inside), default=0)
-            depth[n] = below + (1 if n.kind == "reduce" else 0)
-        return depth
+            ends = (first[s] + (s.kind == "reduce") for s in self._inner(n, inside))
+            first[n] = max(ends, default=0)
+        wanted: dict[Node, set[int]] = {n: set() for n in al.nodes}
+        for n in reversed(al.nodes):
+            if n.kind == "reduce" or n in stored:
+                wanted[n].add(first[n])
+            for s in self._inner(n, inside):
+                if s.kind != "reduce":
+                    wanted[s] |= wanted[n]
+        return wanted
+
+    def _inner(self, n: Node, inside: frozenset[Node]) -> list[Node]:
+        return [r.source for r in self.reading.reads(n) if r.source in inside]
 
     def time(self, al: Alignment) -> float:
         """Predicted nanoseconds of a group as one kernel."""
