@@ -295,13 +295,13 @@ def diagonal(ctx: Context, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int 
 def as_strided(
     ctx: Context, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
 ) -> Any:
-    """Elements by their place in memory, where memory is known: x itself is dense and is all of its storage."""
+    """Elements by their place in memory, where memory is known: x is dense and (the importer sees to it) all there is."""
     strides = x.strides if x.strides is not None else contiguous_strides(x.shape)
     ctx.reason = "as_strided of memory that is not one dense tensor"
     shape = tuple(ix.to_expr(n) for n in size)
     if any(n is ix.ZERO for n in (*shape, *x.shape)):
         return ctx.view(x, shape, (ix.ZERO,) * x.ndim)
-    if not is_dense(x.shape, strides) or not _owns_storage(ctx):
+    if not is_dense(x.shape, strides):
         return NotImplemented
     place = ix.ZERO if offset is None else ix.to_expr(offset)
     for d, step in enumerate(stride):
@@ -323,18 +323,6 @@ def _inner(shape: Shape, strides: Shape, d: int) -> int:
         if outer is None:
             return count
         count, step = count + 1, strides[outer] * shape[outer]
-
-
-def _owns_storage(ctx: Context) -> bool:
-    """Whether the operand of the FX node under way is the whole of its storage."""
-    source = ctx.node_meta.args[0].meta.get("val") if ctx.node_meta is not None else None
-    if not isinstance(source, torch.Tensor):
-        return False
-    sizes = (source.storage_offset(), *source.shape)
-    if not all(isinstance(n, int) for n in sizes) or sizes[0] != 0:
-        # sizes that are symbols: only a tensor that is no view of another is sure to fill its storage
-        return sizes[0] == 0 and not source._is_view() if isinstance(sizes[0], int) else False
-    return source.untyped_storage().nbytes() == source.numel() * source.element_size()
 
 
 # ------------------------------------------------------------------------------------------- mirrored and repeated

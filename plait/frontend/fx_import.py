@@ -189,8 +189,11 @@ class _Importer:
 
     def _operator(self, fx: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         """An ATen operator through its lowering, or as a call."""
-        val = fx.meta.get("val")
-        reason = self._why_not_lower(fx)
+        val, reason = fx.meta.get("val"), ""
+        if fx.target is torch.ops.aten.as_strided.default:
+            args, reason = self._of_whole_storage(fx, *args, **kwargs)
+            kwargs = {}
+        reason = reason or self._why_not_lower(fx)
         if not reason:
             args, kwargs = self._bring(fx, args, kwargs, self.device)
             self.ctx.reason = ""
@@ -223,6 +226,26 @@ class _Importer:
             if not all(self._is_placeless(v) for v in operands if isinstance(v, Tensor)):
                 return f"device {outs[0].device}"
         return ""
+
+    def _of_whole_storage(
+        self, fx: torch.fx.Node, x: Tensor, size: Any, stride: Any, offset: Any = None
+    ) -> tuple[tuple[Any, ...], str]:
+        """as_strided of a view as as_strided of the tensor whose memory the view shares. An argument's memory may be more
+        than the tensor: there only the call, which is given the argument itself, knows."""
+        node = fx.all_input_nodes[0]
+        if offset is None and node.op != "placeholder":
+            offset = self.sizes.expr(node.meta["val"].storage_offset())
+        memory = _storage(node.meta["val"])
+        while node.op == "call_function" and node.all_input_nodes:
+            parent = node.all_input_nodes[0]
+            if _storage(parent.meta.get("val")) != memory:
+                break
+            node = parent
+        root, val = self.env[node], node.meta["val"]
+        dense = is_dense(root.shape, root.strides or contiguous_strides(root.shape))
+        if node.op != "placeholder" and not (dense and self.sizes.expr(val.storage_offset()) is ix.ZERO):
+            raise ImportFailed("as_strided of memory that is not one dense tensor")
+        return (root, size, stride, offset), "memory of an argument" if node.op == "placeholder" else ""
 
     def _is_placeless(self, x: Tensor) -> bool:
         """Whether a value is computed from constants alone, so that it can be had on any device."""

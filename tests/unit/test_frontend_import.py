@@ -303,3 +303,10 @@ def test_new_values_note_eagers_strides() -> None:
     graph, _ = imported(lambda x: x * 2, [torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)])
     (strides,) = graph.layouts.values()
     assert [s.const for s in strides] == [60, 1, 15, 3]
+
+
+def test_as_strided_of_an_argument_is_a_call_on_the_argument() -> None:
+    graph, _ = imported(lambda x: x[1:].as_strided((2, 2), (1, 3), 2) + 1, [torch.ones(3, 3)])
+    (made,) = externs(graph)
+    assert made.attr("target") == "aten.as_strided_copy.default"
+    assert made.reads[0].index == (ix.axis(0), ix.axis(1))

@@ -58,6 +58,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[int]]]] = {
     "unfold": (lambda x: x.unfold(-1, 3, 2), [X]),
     "as_strided": (lambda x: x.clone().as_strided((3, 4), (7, 2), 5), [X]),
     "as_strided of permuted": (lambda x: x.permute(2, 0, 1).clone().as_strided((5, 5), (1, 6), 2), [X]),
+    "as_strided of a view": (lambda x: (x + 0).view(-1)[7:].as_strided((3, 4), (7, 2)), [X]),
     "flip": (lambda x: x.flip(0, 2), [X]),
     "roll": (lambda x: x.roll((2, -9), (0, 2)), [X]),
     "roll flat": (lambda x: x.roll(7), [X]),
