@@ -229,10 +229,11 @@ class _Lowering:
                 continue
             self.check(e, extent, _join(guard, own))
             bounds += [e, extent - 1 - e]
-        where = _join(guard, own, tuple(bounds))
-        if data.source in self.members or data.source in self.env.inline:
-            return self.value(data.source, at, where, exact)  # evaluated again at the gathered position
-        return self.load(data.source, at, where, data.fill)
+        source = data.source
+        if source in self.members or source in self.env.inline:
+            # not in memory (yet): computed again at the place that the indices name
+            return self.guarded(source, at, _join(own, tuple(bounds)), data.fill, guard, exact)
+        return self.load(source, at, _join(guard, own, tuple(bounds)), data.fill)
 
     def reduce(self, n: Node, index: Shape) -> int:
         place = self.place[n]
