@@ -72,6 +72,12 @@ def load_tables() -> None:
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decomposition table for AOTAutograd: core ATen's, without what plait lowers itself or calls as a whole. An
     operator kept whole also keeps the strides that eager gives its result."""
+    return dict(_decompositions())
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    # a fifth of a second: its thousand names are looked up once
     from torch._decomp import core_aten_decompositions
 
     load_tables()
