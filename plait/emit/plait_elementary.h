@@ -36,55 +36,70 @@ PLAIT_INLINE inline T at_least(T x, T low) {
 
 // ---------------------------------------------------------------- f32 cores
 
-// x = n*ln2 + r with |r| <= ln2/2; ln2 in two parts, the first short enough for exact products
-PLAIT_INLINE inline float reduce_ln2(float x, int32_t& n) {
-    constexpr float shift = 0x1.8p23f;
-    const float t = fma(x, 0x1.715476p+0f, shift);
-    n = bits<int32_t>(t) - bits<int32_t>(shift);
-    const float nf = t - shift;
-    return fma(nf, 2.12194440e-4f, fma(nf, -0.693359375f, x));
+// x = n*ln2 + r with |r| <= ln2/2; ln2 in two parts, the first short enough for exact products. `biased` holds n + 254 in
+// its low bits.
+PLAIT_INLINE inline float reduce_ln2(float x, uint32_t& biased) {
+    constexpr float shift = 0x1.8p23f + 254.0f;
+    const float t = fma(x, 0x1.715476p+0f, shift), n = t - shift;
+    biased = bits<uint32_t>(t);
+    return fma(n, 2.12194440e-4f, fma(n, -0.693359375f, x));
 }
 // y * 2^n in two steps, so that the result is rounded once also where it is subnormal
-PLAIT_INLINE inline float scale(float y, int32_t n) {
-    const int32_t half = n >> 1;
-    return y * bits<float>((half + 127) << 23) * bits<float>((n - half + 127) << 23);
+PLAIT_INLINE inline float scale(float y, uint32_t biased) {
+    const uint32_t half = (biased >> 1) << 23;
+    return y * bits<float>(half) * bits<float>((biased << 23) - half);
+}
+// e^r for a reduced r
+PLAIT_INLINE inline float exp_core(float r) {
+    const float p = poly(r, 0x1.fffffcp-2f, 0x1.555490p-3f, 0x1.5558f4p-5f, 0x1.123a6cp-7f, 0x1.6a234cp-10f);
+    return 1.0f + fma(r * r, p, r);
+}
+// e^x for -80 < x < 80
+PLAIT_INLINE inline float exp_near(float x) {
+    uint32_t n;
+    const float r = reduce_ln2(x, n);
+    return exp_core(r) * bits<float>((n - 127u) << 23);
 }
 
+// One clamp keeps a NaN and is one instruction; two in a row would not be, so overflow is decided at the end.
 PLAIT_INLINE inline float exp(float x) {
-    int32_t n;
-    const float r = reduce_ln2(at_least(at_most(x, 89.0f), -104.0f), n);
-    const float p = poly(r, 0x1.fffffcp-2f, 0x1.555490p-3f, 0x1.5558f4p-5f, 0x1.123a6cp-7f, 0x1.6a234cp-10f);
-    return scale(1.0f + fma(r * r, p, r), n);
+    uint32_t n;
+    const float r = reduce_ln2(at_least(x, -104.0f), n);
+    const float y = scale(exp_core(r), n);
+    return x > 0x1.62e42ep+6f ? std::numeric_limits<float>::infinity() : y;
 }
 
 PLAIT_INLINE inline float exp2(float x) {
-    constexpr float shift = 0x1.8p23f;
-    const float c = at_least(at_most(x, 129.0f), -151.0f), t = c + shift;
+    constexpr float shift = 0x1.8p23f + 254.0f;
+    const float c = at_least(x, -151.0f), t = c + shift;
     const float r = c - (t - shift);
     const float p =
         poly(r, 0x1.62e430p-1f, 0x1.ebfbdcp-3f, 0x1.c6aee6p-5f, 0x1.3b2d52p-7f, 0x1.5f3f2ep-10f, 0x1.41fa12p-13f);
-    return scale(fma(r, p, 1.0f), bits<int32_t>(t) - bits<int32_t>(shift));
+    const float y = scale(fma(r, p, 1.0f), bits<uint32_t>(t));
+    return x >= 128.0f ? std::numeric_limits<float>::infinity() : y;
 }
 
 // 2^n * expm1(r) + (2^n - 1), with 2^(n-1) as the unit so that n = 128 is in range
 PLAIT_INLINE inline float expm1(float x) {
-    int32_t n;
-    const float r = reduce_ln2(at_least(at_most(x, 89.0f), -30.0f), n);
+    uint32_t n;
+    const float r = reduce_ln2(at_least(x, -30.0f), n);
     const float p = poly(r, 0x1.000000p-1f, 0x1.555556p-3f, 0x1.5554aep-5f, 0x1.11108ep-7f, 0x1.6d7530p-10f, 0x1.a1a250p-13f);
-    const float s = bits<float>((n + 126) << 23);
-    return std::copysign(2.0f * fma(s, fma(r * r, p, r), s - 0.5f), x);
+    const float s = bits<float>((n - 128u) << 23);
+    const float y = std::copysign(2.0f * fma(s, fma(r * r, p, r), s - 0.5f), x);
+    return x > 0x1.62e42ep+6f ? std::numeric_limits<float>::infinity() : y;
 }
 
 // Odd polynomial below 0.6; above, 1 - 2/(exp(2|x|) + 1)
 PLAIT_INLINE inline float tanh(float x) {
     const float a = at_most(std::fabs(x), 10.0f), u = a * a;
     const float p = poly(u, -0x1.55553ep-2f, 0x1.1109eep-3f, -0x1.b8a096p-5f, 0x1.54e8aap-6f, -0x1.83282cp-8f);
-    const float small = fma(a * u, p, a), large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
+    const float small = fma(a * u, p, a), large = 1.0f - 2.0f / (exp_near(2.0f * a) + 1.0f);
     return std::copysign(a > 0.6f ? large : small, x);
 }
 
 PLAIT_INLINE inline float sigmoid(float x) {
-    const float e = exp(-std::fabs(x));
+    uint32_t n;
+    const float r = reduce_ln2(at_least(-std::fabs(x), -104.0f), n), e = scale(exp_core(r), n);
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
@@ -92,9 +107,9 @@ PLAIT_INLINE inline float sigmoid(float x) {
 template <class T>
 PLAIT_INLINE inline T log_edges(T x, T y) {
     constexpr T inf = std::numeric_limits<T>::infinity();
-    y = x < T(0) ? std::numeric_limits<T>::quiet_NaN() : y;
-    y = x == T(0) ? -inf : y;
-    return (x == inf) | (x != x) ? x : y;
+    const T edge = x == T(0) ? -inf : std::numeric_limits<T>::quiet_NaN();
+    y = x > T(0) ? y : edge;
+    return x < inf ? y : x;
 }
 
 // x = 2^e * (1 + f) with 1 + f in [sqrt(1/2), sqrt(2))
@@ -116,7 +131,7 @@ PLAIT_INLINE inline float erf(float x) {
                          0x1.5d8eaap-14f);
     const float q = poly(a, -0x1.6e563ap-13f, 0x1.2127e4p+0f, 0x1.44460cp-1f, 0x1.bb83e2p-4f, -0x1.9b8e78p-6f, 0x1.115ac0p-8f,
                          -0x1.c790e6p-12f, 0x1.61ea2ap-16f);
-    return std::copysign(a > 0.92f ? 1.0f - exp(-q) : fma(a, p, a), x);
+    return std::copysign(a > 0.92f ? 1.0f - exp_near(-q) : fma(a, p, a), x);
 }
 
 // ---------------------------------------------------------------- double cores for f32 results
