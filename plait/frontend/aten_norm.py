@@ -326,12 +326,17 @@ def batch_norm_inference(
     momentum: Any,
     eps: Any,
 ) -> Any:
-    """(output, nothing, nothing), by the running statistics."""
+    """(output, mean, 1 / standard deviation), by the running statistics; on a CPU, which has no use for them, the latter
+    two are empty."""
     _floats_only(x, weight, bias)
     v = lift(ctx, x, x.dtype)
     mean, var = _channel(ctx, running_mean, x, v), _channel(ctx, running_var, x, v)
     out = _batch_norm(ctx, v, x, weight, bias, mean, _rstd(ctx, var, eps))
-    return out, _nothing(ctx, _stat_type(ctx, x, 1)), _nothing(ctx, _stat_type(ctx, x, 2))
+    types = _stat_type(ctx, x, 1), _stat_type(ctx, x, 2)
+    if ctx.device.startswith("cpu"):
+        return out, _nothing(ctx, types[0]), _nothing(ctx, types[1])
+    rstd = _rstd(ctx, ctx.cast(running_var, v.dtype), eps)
+    return out, ctx.cast(running_mean, types[0]), ctx.cast(rstd, types[1])
 
 
 @table("_native_batch_norm_legit.no_stats")
