@@ -191,7 +191,7 @@ class _Lowering:
         if any(self.facts.is_nonneg(-g - 1) for g in own):
             return self.let("const", (), target, value=fill)
         if source not in self.members and source not in self.env.inline:
-            return self.load(source, at, _join(outer, own), fill)
+            return self.load(source, at, _join(outer, own), fill, filled=True)
         v = self.value(source, at, _join(outer, own), exact)
         ok = self.let("holds", (), DType.b1, guard=own)
         return self.let("where", (ok, v, self.let("const", (), target, value=fill)), target)
@@ -233,7 +233,7 @@ class _Lowering:
         if source in self.members or source in self.env.inline:
             # not in memory (yet): computed again at the place that the indices name
             return self.guarded(source, at, _join(own, tuple(bounds)), data.fill, guard, exact)
-        return self.load(source, at, _join(guard, own, tuple(bounds)), data.fill)
+        return self.load(source, at, _join(guard, own, tuple(bounds)), data.fill, filled=bool(own))
 
     def reduce(self, n: Node, index: Shape) -> int:
         place = self.place[n]
@@ -289,10 +289,11 @@ class _Lowering:
             return True
         return not all(self.facts.in_range(e, extent) for e, extent in zip(at, n.shape, strict=True))
 
-    def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar) -> int:
+    def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar, filled: bool = False) -> int:
+        """A load under a guard; `filled`: somebody wants the fill where the guard fails, so it may not be dropped."""
         strides = self.env.strides(n)
         address = _dot(at, strides)
-        if guard and not fill and not self._guards_matter(n, at, address, guard):
+        if guard and not filled and not self._guards_matter(n, at, address, guard):
             guard = ()
         key = ("load", n, at, guard, repr(fill))
         found = self.memo.get(key)
