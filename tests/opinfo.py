@@ -27,7 +27,8 @@ from plait.frontend.fx_import import load_tables
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Input, Layout, Output, Read, contiguous_strides
-from plait.oracle.compare import FAIL, compare
+from plait.oracle.compare import FAIL
+from plait.oracle.compare import compare as verdict_of
 from plait.oracle.eval_graph import evaluate
 from plait.oracle.reference import reference
 
@@ -135,7 +136,7 @@ class Checker(torch.fx.Interpreter):
             return eager
         self.tally.native += 1
         if not any(w in str(target) for w in RANDOM) and "empty" not in str(target):
-            self._judge(target, args, kwargs, got, eager)
+            self.compare(target, args, kwargs, got, eager)
         return eager
 
     def _must_fail(self, name: str, call: Any, error: Exception) -> None:
@@ -145,7 +146,8 @@ class Checker(torch.fx.Interpreter):
             return
         self.tally.wrong.append(f"{name} {shown(*call)}: eager raises {error!s:.80}, plait does not")
 
-    def _judge(self, target: Any, args: Any, kwargs: Any, got: Any, eager: Any) -> None:
+    def compare(self, target: Any, args: Any, kwargs: Any, got: Any, eager: Any) -> None:
+        """Judge one call's results."""
         got_leaves, leaves = pytree.tree_leaves(got), pytree.tree_leaves(eager)
         try:
             exact = pytree.tree_leaves(reference(lambda *a: target(*a, **kwargs), args))
@@ -155,13 +157,23 @@ class Checker(torch.fx.Interpreter):
             self.tally.wrong.append(f"{target} {shown(args, kwargs)}: {len(got_leaves)} results, not {len(leaves)}")
             return
         for g, e, x in zip(got_leaves, leaves, exact, strict=True):
-            if isinstance(g, torch.Tensor) and isinstance(e, torch.Tensor) and _same(g, e):
+            if g is e is None or (isinstance(g, torch.Tensor) and isinstance(e, torch.Tensor) and _same(g, e)):
                 continue
-            verdict = compare(g, e, x if isinstance(x, torch.Tensor) and x.shape == e.shape else e.double())
+            verdict = verdict_of(g, e, x if isinstance(x, torch.Tensor) and x.shape == e.shape else e.double())
             if verdict.status == FAIL:
                 self.tally.wrong.append(
                     f"{target} {shown(args, kwargs)}: {verdict}\n  got {g!r:.300}\n  eager {e!r:.300}"
                 )
+
+
+def check_call(target: Any, *args: Any, eager_form: Any = None, **kwargs: Any) -> None:
+    """One call, native against eager (or another form of it, where this device has no such kernel); AssertionError with
+    what is wrong, NotNative where it is ATen's."""
+    tally = Tally()
+    judge = Checker(torch.fx.GraphModule({}, torch.fx.Graph()), tally)
+    eager = (eager_form or target)(*args, **kwargs)
+    judge.compare(target, args, kwargs, run(str(target), args, kwargs, eager), eager)
+    assert not tally.wrong, tally.wrong
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -131,9 +131,12 @@ def native_dropout(ctx: Context, x: Tensor, p: float, train: bool | None) -> Any
         raise Unlowered("dropout of integers")
     if train is False or p == 0:
         return x, ctx.expand(ctx.const(True, DType.b1), x.shape)
-    kept = ctx.map("ge", _draw(ctx, "rand", x.shape, DType.f32), ctx.const(float(p), DType.f32))
     v = lift(ctx, x, x.dtype)
-    scale = ctx.const(0.0 if p >= 1 else 1.0 / (1.0 - p), v.dtype)
+    if p >= 1:
+        gone = ctx.expand(ctx.const(0.0, v.dtype), x.shape)
+        return settle(ctx, gone, x.dtype), ctx.expand(ctx.const(False, DType.b1), x.shape)
+    kept = ctx.map("ge", _draw(ctx, "rand", x.shape, DType.f32), ctx.const(float(p), DType.f32))
+    scale = ctx.const(1.0 / (1.0 - p), v.dtype)
     # a product, not a selection: eager keeps NaN and the sign of zero
     out = ctx.map("mul", ctx.map("mul", v, ctx.cast(kept, v.dtype)), scale)
     return settle(ctx, out, x.dtype), kept
