@@ -136,7 +136,8 @@ template <class T>
 PLAIT_INLINE inline T shr(T a, T b) {
     constexpr int width = int(sizeof(T)) * 8;
     const bool out = (b < T(0)) | (b >= T(width));
-    return T(a >> (out ? width - 1 : int(b)));
+    const T r = T(a >> (out ? width - 1 : int(b)));
+    return out & (a >= T(0)) ? T(0) : r;
 }
 
 // ---------------------------------------------------------------- elementary functions of f64, by the C library
