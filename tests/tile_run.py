@@ -42,7 +42,7 @@ def run_compiled(compiled: Any, inputs: Sequence[Any], constants: Mapping[str, A
             else:
                 run.need(launch.groups[0].nodes[0])
         for n in graph.nodes():
-            if n.kind in ("source", "project") or n in compiled.plan.inline:
+            if n.kind in ("source", "project"):
                 run.need(n)
     return TileRun(run.ev, run.reports)
 
@@ -55,8 +55,9 @@ class _TileRunner:
         self.reports: list[tuple[Lowered, TileReport]] = []
 
     def need(self, n: Node) -> Tensor:
-        """A node's value, computed by the graph evaluator where no kernel stored it."""
+        """A node's value; what no kernel computes, the graph evaluator does."""
         if n not in self.ev.values:
+            assert n.kind in ("source", "project", "extern"), f"{n} is wanted in memory and no kernel stores it"
             for r in n.reads:
                 self.need(r.source)
             self.ev.values[n] = self.ev.compute(n)

@@ -64,9 +64,11 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
 
 
 def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
-    """Some schedule must fit: asked only where it is in doubt (several row shapes, or re-evaluated edges)."""
+    """Some schedule must fit: asked only where it is in doubt (several row shapes, a scan along an axis that others cut in
+    two, or re-evaluated edges)."""
     rows = {frozenset(al.reduced(n)) for n in al.nodes if n.kind in ("reduce", "scan")}
-    if len(rows) <= 1 and not al.loose:
+    cut = any(n.kind == "scan" and len(al.reduced(n)) > 1 for n in al.nodes)
+    if len(rows) <= 1 and not cut and not al.loose:
         return None
     return ctx.fits(al)
 
