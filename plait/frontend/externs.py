@@ -29,6 +29,7 @@ from plait import frontend
 from plait.errors import ImportFailed
 from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
 from plait.frontend.decompose import early_decompositions
+from plait.frontend.layout import overlaps
 from plait.frontend.sizes import Sizes
 from plait.ir.bindings import Number, sym_values
 from plait.ir.dtype import DType
@@ -200,7 +201,9 @@ def _freeze_leaf(v: Any) -> Any:
 
 def operand_read(x: Tensor) -> Read:
     """The read of an extern's operand: the whole view, with the strides the call is owed."""
-    strides = x.strides if x.strides is not None else contiguous_strides(x.shape)
+    strides = x.strides
+    if strides is None or overlaps(x.shape, strides):
+        strides = contiguous_strides(x.shape)
     return Read(x.source, x.index, x.guard, x.fill if x.guard else 0, domain=x.shape, strides=strides)
 
 

@@ -19,7 +19,7 @@ from plait.errors import ImportFailed, InternalError
 from plait.frontend import symbolic
 from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
 from plait.frontend.externs import Attr, extern_maker, load_tables, operand_read
-from plait.frontend.layout import elementwise_strides, is_dense
+from plait.frontend.layout import elementwise_strides, is_dense, overlaps
 from plait.frontend.origins import origin_of
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
@@ -358,6 +358,8 @@ class _Importer:
                 value = self._copied(value, val, str(val.device))
             strides = value.strides if value.strides is not None else contiguous_strides(value.shape)
             device = str(val.device) if isinstance(val, torch.Tensor) else self.device
+            if overlaps(value.shape, strides):
+                strides = contiguous_strides(value.shape)  # a result owns its elements
             self.result.places[leaf] = len(self.result.outputs)
             read = operand_read(replace(value, strides=strides))
             self.result.outputs.append(Output(leaf.name, read, strides, device=device, memory=self._memory_of(leaf)))

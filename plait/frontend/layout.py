@@ -21,6 +21,17 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+def overlaps(shape: Shape, strides: Shape) -> bool:
+    """Whether two indices surely share an element other than by a stride of 0 (an expanded dimension)."""
+    pairs = [(n.const, s.const) for n, s in zip(shape, strides, strict=True) if n is not ix.ONE and s is not ix.ZERO]
+    reach = 0
+    for step, extent in sorted((s, n) for n, s in pairs if n is not None and s is not None):
+        if step <= reach:
+            return True
+        reach += step * (extent - 1)
+    return False
+
+
 def elementwise_strides(operands: Sequence[tuple[Shape, Shape]], shape: Shape) -> Shape | None:
     """Strides of an elementwise result over `shape`, from its operands' (shape, strides), as eager's iterator orders its
     dimensions: the first operand that tells two dimensions apart decides. None where sizes are symbols."""

@@ -14,7 +14,7 @@ from plait.frontend.capture import capture
 from plait.frontend.context import Context
 from plait.frontend.externs import Item, call, decompositions, extern_maker, instantiate, resolve, role_of
 from plait.frontend.fx_import import import_fx
-from plait.frontend.layout import elementwise_strides
+from plait.frontend.layout import elementwise_strides, overlaps
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
 from plait.ir.bindings import bind_symbols, evaluate_formula, sym_values
@@ -310,3 +310,18 @@ def test_as_strided_of_an_argument_is_a_call_on_the_argument() -> None:
     (made,) = externs(graph)
     assert made.attr("target") == "aten.as_strided_copy.default"
     assert made.reads[0].index == (ix.axis(0), ix.axis(1))
+
+
+def test_results_that_would_overlap_own_their_elements() -> None:
+    graph, _ = imported(lambda x: ((x + 1).unfold(0, 2, 1), (x + 2).expand(3, 4)), [torch.ones(4)])
+    assert [[s.const for s in o.strides] for o in graph.outputs] == [[2, 1], [0, 1]]
+
+
+def test_overlap_of_strides() -> None:
+    def exprs(*values: int) -> tuple[ix.Expr, ...]:
+        return tuple(ix.const(v) for v in values)
+
+    assert overlaps(exprs(5, 10), exprs(4, 1))
+    assert not overlaps(exprs(5, 10), exprs(10, 1))
+    assert not overlaps(exprs(5, 10), exprs(1, 8))
+    assert not overlaps(exprs(5, 10, 1), exprs(0, 1, 3))
