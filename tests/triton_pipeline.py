@@ -129,7 +129,7 @@ def elementary(x):
     return *out, y.log1p(), y.rsqrt(), y.pow(1.7), torch.atan2(x, y), x.remainder(0.3), torch.where(x > 0, x, y)
 
 
-@function(randn(300, 70))
+@function(randn(70, 20))
 def columns(x):
     return x.sum(0), x.amax(0), (x * x).mean(0), x.std(0)
 

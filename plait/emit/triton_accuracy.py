@@ -8,6 +8,7 @@ a product to more than a constant is compiled without; a sum reduction of produc
 
 from __future__ import annotations
 
+from plait.emit.triton_range import least
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, TileProgram
@@ -64,13 +65,36 @@ class Accuracy:
             return s.value == v and self.stored[s.buffer].is_storage_only
         if isinstance(s, Reduce):
             return s.monoid in ("max", "min") and self.tolerant(s.out)
-        if not isinstance(s, Let) or s.op not in _SMOOTH or not s.dtype.is_float:
+        if not isinstance(s, Let) or not s.dtype.is_float:
+            return False
+        if s.op == "add" and self._grows(s, v):
+            return self.tolerant(s.out)
+        if s.op not in _SMOOTH:
             return False
         if s.op == "round" and not any(k == "dtype" for k, _ in s.attrs):
             return False
         if s.op == "where" and s.args[0] == v:
             return False
         return self.tolerant(s.out)
+
+    def _grows(self, s: Let, v: int) -> bool:
+        """s adds a positive constant to v, which is not negative: nothing cancels."""
+        other = s.args[0] if s.args[1] == v else s.args[1]
+        constant, d = self.constant(other), self.defs.get(v)
+        return (
+            constant is not None and constant > 0 and isinstance(d, Let) and d.op in ("exp", "exp2", "abs", "sigmoid")
+        )
+
+    def is_large(self, v: int) -> bool:
+        """v is positive and its reciprocal far from overflow."""
+        return least(v, self.defs, self._below_maximum) >= 1e-30
+
+    def rounded_from(self, v: int, storage: DType) -> int:
+        """What v was rounded from, when it was rounded to `storage`: storing there rounds as well; else v."""
+        d = self.defs.get(v)
+        if isinstance(d, Let) and d.op == "round" and dict(d.attrs).get("dtype") is storage:
+            return d.args[0]
+        return v
 
     def fast_exp(self, s: Let) -> bool:
         """The hardware's exponential does for s: also for exp(x - max x) that is only summed, where large arguments, of

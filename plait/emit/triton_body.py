@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import re
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy, reads_of
@@ -84,7 +86,7 @@ class Emitter:
     def function(self, name: str, block: str, first: tuple[str, ...] = ()) -> str:
         """The text of a function that does the work of the block whose number is the expression `block`."""
         self.body(merge_passes(self.program, frozenset(d.index for d in self.dims if d.looped)))
-        body = "\n".join(self.lines)
+        body = _without_unused("\n".join(self.lines))
         parameters = ", ".join((*first, *(a.name for a in self.args)))
         text = f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self.grid.prologue(body, block), body)) + "\n"
         return "\n\n".join((*self.reducer.functions.values(), text))
@@ -105,24 +107,42 @@ class Emitter:
 
     # ---------------------------------------------------------------- statements
     def body(self, body: tuple[Stmt, ...]) -> None:
-        for s in body:
-            if isinstance(s, Sweep) or any(r.out in reads_of(s) for r in self.waiting):
-                self.flush()
-            if isinstance(s, Let):
-                self.let(s)
-            elif isinstance(s, Load):
-                self.load(s)
-            elif isinstance(s, Store):
-                self.store(s)
-            elif isinstance(s, Check):
-                self.check(s)
-            elif isinstance(s, Reduce):
-                self.reduce(s)
-            elif isinstance(s, Scan):
-                self.scan(s)
-            else:
-                self.sweep(s)
-        self.flush()
+        """Emit statements. Reductions wait until nothing is left that does not need one of their results, and then go
+        together; what needs them is put off meanwhile."""
+        straight = not any(isinstance(s, Sweep) for s in body)
+        while body:
+            later: list[Stmt] = []
+            missing: set[int] = set()
+            for s in body:
+                needs = missing.union(r.out for r in self.waiting) & set(reads_of(s))
+                # a load must not fall behind a store that it stood before: they may share memory
+                held = isinstance(s, Store) and any(isinstance(x, Load) for x in later)
+                if straight and (needs or held):
+                    later.append(s)
+                    missing.add(getattr(s, "out", -1))
+                    continue
+                if needs or isinstance(s, Sweep):
+                    self.flush()
+                self.one(s)
+            self.flush()
+            body = tuple(later)
+
+    def one(self, s: Stmt) -> None:
+        """Emit one statement."""
+        if isinstance(s, Let):
+            self.let(s)
+        elif isinstance(s, Load):
+            self.load(s)
+        elif isinstance(s, Store):
+            self.store(s)
+        elif isinstance(s, Check):
+            self.check(s)
+        elif isinstance(s, Reduce):
+            self.reduce(s)
+        elif isinstance(s, Scan):
+            self.scan(s)
+        else:
+            self.sweep(s)
 
     def flush(self) -> None:
         """Perform the reductions that were put off until a result is used, so that they go together."""
@@ -160,7 +180,12 @@ class Emitter:
         if divisor.axes == axes:
             return None
         lines, text = division_by_few(
-            x, divisor.text, lambda name: self.ix.widen(name, divisor.axes, axes), f"v{s.out}", fast
+            x,
+            divisor.text,
+            lambda name: self.ix.widen(name, divisor.axes, axes),
+            "" if self.accuracy.is_large(s.args[1]) else f"v{s.out}",
+            f"v{s.out}_r",
+            fast,
         )
         self.put(*lines)
         return text
@@ -197,11 +222,12 @@ class Emitter:
 
     def store(self, s: Store) -> None:
         b = self.program.buffers[s.buffer]
-        v = self.ix.locals[s.value]
+        stored = self.accuracy.rounded_from(s.value, b.dtype)
+        v = self.ix.locals[stored]
         axes = self._access_axes((*s.span, *v.axes), (s.address, *s.guard))
         mask = self._mask(axes, s.guard, s.address.values(), axes)
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
-        value = convert(self.ix.operand(s.value, axes), v.dtype, b.dtype)
+        value = convert(self.ix.operand(stored, axes), v.dtype, b.dtype)
         self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")
 
     def check(self, s: Check) -> None:
@@ -279,3 +305,14 @@ def _statements(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
         elif isinstance(s, (Reduce, Scan)):
             out.append(s)
     return out
+
+
+def _without_unused(body: str) -> str:
+    """The text without definitions of values that nothing uses."""
+    lines, before = body.split("\n"), -1
+    defines = re.compile(r" *(v\d+) = ")
+    while len(lines) != before:
+        before = len(lines)
+        names = collections.Counter(n for line in lines for n in re.findall(r"\bv\d+\b", line))
+        lines = [line for line in lines if not ((m := defines.match(line)) and names[m.group(1)] == 1)]
+    return "\n".join(lines)

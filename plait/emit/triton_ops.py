@@ -282,14 +282,18 @@ def division_by_constant(x: str, divisor: float, fast: bool) -> str | None:
 
 
 def division_by_few(
-    x: str, divisor: str, widened: Callable[[str], str], name: str, fast: bool
+    x: str, divisor: str, widened: Callable[[str], str], scale: str, inverse: str, fast: bool
 ) -> tuple[list[str], str]:
     """(lines, text) of x / divisor in f32 where the divisor varies over fewer axes: one reciprocal for many quotients.
-    `widened` makes a name that varies as the divisor does fit x."""
-    lines = [f"{name}_k = _scale_of({divisor})", f"{name}_d = {divisor} * {name}_k"]
-    lines.append(f"{name}_r = tl.div_rn(1.0, {name}_d)")
-    k, d, r = (widened(f"{name}_{part}") for part in "kdr")
-    return lines, f"{x} * {k} * {r}" if fast else f"_quotient({x} * {k}, {d}, {r})"
+    `widened` makes a name that varies as the divisor does fit x; `scale` and `inverse` name what the lines define, `scale`
+    is "" for a divisor known to be positive and to have a reciprocal."""
+    lines: list[str] = []
+    if scale:
+        lines = [f"{scale}_k = _scale_of({divisor})", f"{scale}_d = {divisor} * {scale}_k"]
+        x, divisor = f"{x} * {widened(f'{scale}_k')}", f"{scale}_d"
+    lines.append(f"{inverse} = tl.div_rn(1.0, {divisor})")
+    d, r = widened(divisor), widened(inverse)
+    return lines, f"{x} * {r}" if fast else f"_quotient({x}, {d}, {r})"
 
 
 def _f32(x: float) -> float:

@@ -28,6 +28,7 @@ from plait.tile.program import Buffer, TileProgram
 from plait.tile.schedule import Schedule
 
 ROOT = pathlib.Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(300)  # the first case of a kind waits for all of them
 
 
 def _interpreted(program: str) -> dict[str, str]:
@@ -38,7 +39,7 @@ def _interpreted(program: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / program)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=290, cwd=ROOT)
     out = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {"": done.stderr, **{r["case"]: r["error"] for r in out}}
 
