@@ -227,15 +227,15 @@ def nonneg_under(e: Expr, guard: Shape, facts: Facts, depth: int = 2) -> bool:
         return False
     for a in sorted(e.atoms(), key=lambda a: a.key):
         if a.kind == "div":
-            # x // d >= 0 wherever x >= 0; and x // d <= x / d
+            # exact for integers: x // d >= k is x >= k*d, and x // d <= k is x < (k + 1)*d
             x, divisor = a.args
             assert isinstance(x, Expr) and isinstance(divisor, Expr)
-            here = Expr.make({(a,): 1})
-            if nonneg_under(x, guard, facts, depth - 1) and _only(e, a, 1) and nonneg_under(e - here, guard, facts, 0):
+            quotient = Expr.make({(a,): 1})
+            if _only(e, a, 1) and nonneg_under(x + (e - quotient) * divisor, guard, facts, depth - 1):
                 return True
-            if _only(e, a, -1) and nonneg_under((e + here + 1) * divisor - 1 - x, guard, facts, depth - 1):
+            if _only(e, a, -1) and nonneg_under((e + quotient + 1) * divisor - 1 - x, guard, facts, depth - 1):
                 return True
-    return any(nonneg_under(e - g, guard, facts, 0) for g in guard) if depth else False
+    return any(nonneg_under(e - g, guard, facts, 0) for g in guard)
 
 
 def _only(e: Expr, a: Atom, sign: int) -> bool:

@@ -58,7 +58,7 @@ def arguments(graph: Graph, size: int, seed: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: f"{w.device}-{w.plan}")
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(graph_texts(), st.sampled_from(SYMBOL_VALUES), st.integers(0, 3))
 def test_every_way_gives_the_graphs_value(way: Way, text: str, size: int, seed: int) -> None:
     graph = parse_graph(text)
