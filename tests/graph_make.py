@@ -39,7 +39,7 @@ class View:
         return self.source.dtype
 
 
-class Maker:
+class _Views:
     """Makes nodes and views; every choice is drawn by hypothesis."""
 
     def __init__(self, draw: st.DrawFn, symbolic: bool) -> None:
@@ -173,6 +173,11 @@ class Maker:
         return self.view(x, shape, [*axes[:d], axes[d] * step + start, *axes[d + 1 :]])
 
     # ---------------------------------------------------------------- operations
+
+
+class Maker(_Views):
+    """Draws whole operations and graphs."""
+
     def operation(self) -> View:
         x = self.draw(st.sampled_from(self.pool))
         kind = self.pick(

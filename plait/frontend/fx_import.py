@@ -70,6 +70,11 @@ class _Result:
     memory: dict[int, int]  # fake storages of returned tensors, numbered
 
 
+def _is_placeless(x: Tensor) -> bool:
+    """Whether a value is computed from constants alone, so that it can be had on any device."""
+    return all(n.kind == "map" for n in topological([x.source]))
+
+
 class _Importer:
     """One run of import_fx."""
 
@@ -247,10 +252,6 @@ class _Importer:
             raise ImportFailed("as_strided of memory that is not one dense tensor")
         return (root, size, stride, offset), "memory of an argument" if node.op == "placeholder" else ""
 
-    def _is_placeless(self, x: Tensor) -> bool:
-        """Whether a value is computed from constants alone, so that it can be had on any device."""
-        return all(n.kind == "map" for n in topological([x.source]))
-
     def _bring(self, fx: torch.fx.Node, args: Any, kwargs: Any, device: str) -> tuple[Any, Any]:
         """Arguments with 0-dim tensors of another device copied to `device`; constants are made on the graph's device."""
         moved: dict[int, Tensor] = {}
@@ -259,7 +260,7 @@ class _Importer:
             if not isinstance(val, torch.Tensor) or not isinstance(value, Tensor) or val.ndim:
                 continue
             # an operator that is called on the CPU takes what lies elsewhere as it is, but for constants
-            placeless = self._is_placeless(value)
+            placeless = _is_placeless(value)
             here = self.device if placeless else str(val.device)
             if here != device and (placeless or device != "cpu") and to_dtype(val.dtype) is not None:
                 moved[id(value)] = self._copied(value, val, device)
@@ -354,7 +355,7 @@ class _Importer:
             return ("value", value)
         if leaf not in self.result.places:
             val = leaf.meta.get("val")
-            if isinstance(val, torch.Tensor) and str(val.device) != self.device and self._is_placeless(value):
+            if isinstance(val, torch.Tensor) and str(val.device) != self.device and _is_placeless(value):
                 value = self._copied(value, val, str(val.device))
             strides = value.strides if value.strides is not None else contiguous_strides(value.shape)
             device = str(val.device) if isinstance(val, torch.Tensor) else self.device

@@ -14,44 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-Leaf = tuple[str, object]
-# "axis", i | "sym", name | "value", k | "div", (Expr, Expr) | "mod", (Expr, Expr)
-Monomial = tuple["Atom", ...]
+from plait.ir.atom import Atom as Atom
 
-
-class Atom:
-    """One factor of a monomial; interned. `kind` in axis, sym, value, div, mod."""
-
-    __slots__ = ("args", "key", "kind")
-    _table: dict[tuple[object, ...], Atom] = {}
-    kind: str
-    args: tuple[object, ...]
-    key: tuple[object, ...]
-
-    @classmethod
-    def make(cls, kind: str, *args: object) -> Atom:
-        ident = (kind, *args)
-        found = cls._table.get(ident)
-        if found is None:
-            found = object.__new__(cls)
-            found.kind, found.args = kind, args
-            # the sort key makes canonical order independent of object identity
-            found.key = (
-                kind,
-                *(a.key if isinstance(a, Expr) else (str(type(a).__name__), str(a).zfill(6)) for a in args),
-            )
-            found = cls._table.setdefault(ident, found)  # atomic under the GIL: every thread gets the same object
-        return found
-
-    def __repr__(self) -> str:
-        if self.kind == "axis":
-            return f"i{self.args[0]}"
-        if self.kind == "sym":
-            return str(self.args[0])
-        if self.kind == "value":
-            return f"v{self.args[0]}"
-        op = "//" if self.kind == "div" else "%"
-        return f"({self.args[0]}{op}{self.args[1]})"
+Monomial = tuple[Atom, ...]
 
 
 class Expr:
@@ -88,10 +53,7 @@ class Expr:
     @property
     def offset(self) -> int:
         """The constant term."""
-        for m, c in self.terms:
-            if not m:
-                return c
-        return 0
+        return next((c for m, c in self.terms if not m), 0)
 
     def atoms(self) -> frozenset[Atom]:
         """Direct factors (not those inside div and mod)."""
@@ -159,8 +121,7 @@ class Expr:
             out[m] = out.get(m, 0) + c
         return Expr.make(out)
 
-    def __radd__(self, other: int) -> Expr:
-        return self + other
+    __radd__ = __add__
 
     def __neg__(self) -> Expr:
         return Expr.make({m: -c for m, c in self.terms})
@@ -180,8 +141,7 @@ class Expr:
                 out[key] = out.get(key, 0) + c * d
         return Expr.make(out)
 
-    def __rmul__(self, other: int) -> Expr:
-        return self * other
+    __rmul__ = __mul__
 
     # ---------------------------------------------------------------- meaning
     def evaluate(self, env: Mapping[Atom, int]) -> int:
@@ -288,7 +248,7 @@ def axis_atom(i: int) -> Atom:
 
 
 def to_expr(x: Expr | int) -> Expr:
-    """Accept ints where an Expr is wanted."""
+    """x, or the constant x."""
     return x if isinstance(x, Expr) else const(x)
 
 
@@ -431,9 +391,7 @@ def split_multiples(n: Expr, d: Expr) -> tuple[Expr, Expr]:
     whole: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     if len(d.terms) != 1:
-        quotient = ZERO
-        # a sum as divisor: only exact syntactic multiples k*d of the entire polynomial are taken out
-        return (ONE, ZERO) if n is d else (quotient, n)
+        return (ONE, ZERO) if n is d else (ZERO, n)  # a sum as divisor: only the whole polynomial is taken out
     (dm, dc) = d.terms[0]
     for m, c in n.terms:
         cut = _without(m, dm)
@@ -529,7 +487,7 @@ def flatten(indices: Iterable[Expr], shape: Iterable[Expr]) -> Expr:
 
 
 def unflatten(linear: Expr, shape: tuple[Expr, ...], facts: Facts | None = None) -> tuple[Expr, ...]:
-    """Inverse of `flatten`: one expression a dimension, simplified under `facts`."""
+    """Inverse of `flatten`: one expression a dimension."""
     out: list[Expr] = []
     inner = ONE
     for k in range(len(shape) - 1, -1, -1):
@@ -537,5 +495,4 @@ def unflatten(linear: Expr, shape: tuple[Expr, ...], facts: Facts | None = None)
         # the outermost index needs no remainder: the linear index stays below the product of the shape
         out.append(part if k == 0 else mod(part, shape[k], facts))
         inner = inner * shape[k]
-    # an axis of extent 1 has the only index 0
     return tuple(ZERO if n is ONE else e for e, n in zip(reversed(out), shape, strict=True))

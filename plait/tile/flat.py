@@ -126,15 +126,13 @@ class _Lowering:
             guard = ()
         if n.kind in ("reduce", "scan"):
             guard = () if member else guard
-        exact = exact and self._may_be_unrounded(n)
+        # only these hand on a value that was never rounded
+        exact = exact and n.op in _PASSES and self.env.numerics == "fused" and (member or n in self.env.inline)
         key = ("value", n, index, guard, exact)
         found = self.memo.get(key)
         if found is None:
             found = self.memo[key] = self._compute(n, index, guard, exact, member)
         return found
-
-    def _may_be_unrounded(self, n: Node) -> bool:
-        return (n in self.members or n in self.env.inline) and (n.op in _PASSES) and self.env.numerics == "fused"
 
     def _compute(self, n: Node, index: Shape, guard: Shape, exact: bool, member: bool) -> int:
         if not member and n not in self.env.inline:

@@ -200,7 +200,7 @@ class _Sweeper:
         d = self.defs[v]
         name = self.fresh()
         if found is not None:
-            out.append(Load(name, -1 - found, self.scratch_address(d), d.dtype, d.span))
+            out.append(Load(name, -1 - found, _row_address(self.flat, self.rows), d.dtype, d.span))
         elif isinstance(d, Reduce):
             raise LowerFailed("a reduction's result is used before its sweep ends")
         else:
@@ -237,7 +237,7 @@ class _Sweeper:
                 continue
             buffer = self.new_scratch(v)
             if buffer is not None:
-                out.append(Store(buffer, self.scratch_address(self.defs[v]), v, self.defs[v].span))
+                out.append(Store(buffer, _row_address(self.flat, self.rows), v, self.defs[v].span))
         return out
 
     def work(self, v: int, names: dict[int, int]) -> float:
@@ -253,9 +253,6 @@ class _Sweeper:
         self.scratch.append(Buffer(f"row{len(self.scratch)}", dtype, "scratch", elems))
         return number
 
-    def scratch_address(self, d: Stmt) -> Expr:
-        return ix.flatten([ix.axis(i) for i in self.rows], [self.flat.dims[i].extent for i in self.rows])
-
 
 def _renamed(s: Stmt, env: dict[int, int]) -> Stmt:
     """A statement with its operands replaced."""
@@ -268,3 +265,8 @@ def _renamed(s: Stmt, env: dict[int, int]) -> Stmt:
     if isinstance(s, Reduce | Scan):
         return replace(s, arg=env[s.arg])
     return s
+
+
+def _row_address(flat: Flat, rows: list[int]) -> Expr:
+    """Where a row buffer holds the value of the current point of the row dims."""
+    return ix.flatten([ix.axis(i) for i in rows], [flat.dims[i].extent for i in rows])
