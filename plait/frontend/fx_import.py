@@ -228,7 +228,7 @@ class _Importer:
                 return "size known only at run time"
         if outs and all(str(t.device) != self.device for t in outs):
             operands = [self.env[n] for n in fx.all_input_nodes]
-            if not all(self._is_placeless(v) for v in operands if isinstance(v, Tensor)):
+            if not all(_is_placeless(v) for v in operands if isinstance(v, Tensor)):
                 return f"device {outs[0].device}"
         return ""
 

@@ -11,6 +11,7 @@ from plait.plan.device import DeviceSpec
 from plait.tile.choose import Hint, choose
 from plait.tile.coalesce import coalesce, exprs_of
 from plait.tile.flat import Env, Flat, lower_flat
+from plait.tile.pieces import cut_pieces
 from plait.tile.program import Stmt, Sweep, TileProgram
 from plait.tile.schedule import Schedule
 from plait.tile.sweep import sweep
@@ -39,7 +40,7 @@ def lower(
     header: tuple[str, ...] = (),
 ) -> Lowered:
     """Lower a group under `schedule` (default: chosen for the device). Raises LowerFailed when the group has no such form."""
-    flat = coalesce(lower_flat(al, stored, env))
+    flat = cut_pieces(coalesce(lower_flat(al, stored, env)))
     schedule = schedule or choose(flat, spec, hint)
     return program_of(flat, schedule, spec, name, header)
 
