@@ -250,11 +250,8 @@ class Emitter:
                 self.ix.bounds[k] = extent
 
     # ---------------------------------------------------------------- reductions and loops
-    def _carried(self, dims: tuple[int, ...]) -> bool:
-        return any(self.dims[i].looped for i in dims)
-
     def reduce(self, s: Reduce) -> None:
-        if not self._carried(s.dims):
+        if not any(self.dims[i].looped for i in s.dims):
             self.waiting.append(s)
         elif s.out in self.pending:
             self.put(*self.reducer.step(s))
