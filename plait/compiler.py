@@ -25,6 +25,7 @@ from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
 from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.split_reductions import split_reductions
+from plait.rewrite.passes.write_rows import write_rows
 from plait.runtime import report
 from plait.runtime.assemble import assemble
 from plait.runtime.link import Launch, link
@@ -61,6 +62,7 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
     for name, rewrite in (
         ("import", lambda g: g),
         ("split_reductions", lambda g: split_reductions(g, spec)),
+        ("write_rows", write_rows),
         ("materialise", materialise),
     ):
         graph = rewrite(graph)

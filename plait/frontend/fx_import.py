@@ -70,11 +70,6 @@ class _Result:
     memory: dict[int, int]  # fake storages of returned tensors, numbered
 
 
-def _is_placeless(x: Tensor) -> bool:
-    """Whether a value is computed from constants alone, so that it can be had on any device."""
-    return all(n.kind == "map" for n in topological([x.source]))
-
-
 class _Importer:
     """One run of import_fx."""
 

@@ -114,13 +114,15 @@ class Input:
 class Output:
     """A graph output: `read` (with domain) of a node, delivered with `strides`. `writes_to` is the position of the input
     whose memory receives it (a functionalised mutation); such an output is not returned. What the call returns, and in
-    which order, is Graph.returns."""
+    which order, is Graph.returns. With `at`, it is
+    written over the box of that input that starts there."""
 
     name: str
     read: Read
     strides: Shape
     writes_to: int | None = None
     device: str = "cpu"
+    at: Shape | None = None
     # which memory eager returns this in: outputs with equal numbers >= 0 share memory, others must not, though one node
     # may give both; -1 - position: a view of that input. None: not known, any memory is right
     memory: int | None = None

@@ -383,8 +383,9 @@ class _Reader:
         line.expect("as")
         strides = line.shape()
         writes = line.integer() if line.accept("writes") else None
+        at = line.shape() if line.accept("at") else None
         line.expect("on")
-        self.outputs.append(Output(name, read, strides, writes, line.string()))
+        self.outputs.append(Output(name, read, strides, writes, line.string(), at))
 
     def _on_return(self, line: _Line) -> None:
         self.returns.append(line.value())

@@ -103,6 +103,8 @@ def _output(o: Output) -> str:
     text = f"output {_string(o.name)} {print_read(o.read)} as {_shape(o.strides)}"
     if o.writes_to is not None:
         text += f" writes {o.writes_to}"
+    if o.at is not None:
+        text += f" at {_shape(o.at)}"
     return f"{text} on {_string(o.device)}"
 
 

@@ -283,7 +283,10 @@ class Evaluation:
             if o.writes_to is not None and x is not None:
                 target = self.arguments[o.writes_to]
                 assert isinstance(target, Tensor)
-                target.detach().copy_(x)
+                target = target.detach()
+                for d, (start, extent) in enumerate(zip(o.at or (), x.shape, strict=o.at is not None)):
+                    target = target.narrow(d, self.size(start), extent)
+                target.copy_(x)
         return tuple(self._returned(how) for how in self.graph.returns)
 
     def _returned(self, how: tuple[Any, ...]) -> Any:

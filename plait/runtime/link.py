@@ -163,7 +163,12 @@ class _Linker:
         target = next(i for i in self.graph.inputs if i.position == o.writes_to)
         assert target.layout is not None
         source = self.operand(o.read)
-        self.steps.append(CopyStep(OperandView(self.slot(target.node), whole=True), source))
+        written = OperandView(self.slot(target.node), whole=True)
+        if o.at is not None:
+            strides = target.layout.strides
+            offset = sum((a * s for a, s in zip(o.at, strides, strict=True)), ix.ZERO)
+            written = OperandView(self.slot(target.node), o.read.domain or (), strides, offset)
+        self.steps.append(CopyStep(written, source))
 
     def returned(self, r: tuple[object, ...]) -> ReturnSpec:
         kind = r[0]

@@ -80,11 +80,16 @@ def _own_outputs(graph: Graph) -> Graph:
     layouts = Layouts(graph)
     builder = _continue(graph)
     owned: set[Node] = set()
+    positions = {o.writes_to for o in graph.outputs}
+    written = {i.node for i in graph.inputs if i.position in positions}
     outputs: list[Output] = []
     for o in graph.outputs:
         read = o.read
         fits = _is_view(replace(read, strides=o.strides if o.writes_to is None else None), layouts)
-        if read.source.kind == "source" or read.source in owned or not fits:
+        # what is copied out needs no memory of its own, unless the copying itself may change it
+        shares = read.source.kind == "source" or read.source in owned
+        unsafe = read.source in written if o.writes_to is not None else shares
+        if unsafe or not fits:
             copy = _copy(builder, read)
             while copy in owned:
                 copy = _copy(builder, _whole(copy, read))
@@ -92,7 +97,8 @@ def _own_outputs(graph: Graph) -> Graph:
             if is_dense(graph, copy.shape, o.strides):
                 graph.layouts[copy] = o.strides
             read = _whole(copy, read)
-        owned.add(read.source)
+        if o.writes_to is None:
+            owned.add(read.source)
         outputs.append(replace(o, read=read))
     return replace(graph, outputs=tuple(outputs))
 
