@@ -54,6 +54,7 @@ class _Linker:
         self.graph, self.reading, self.layouts = graph, reading, layouts
         self.slot_of: dict[Node, int] = {}
         self.steps: list[Step] = []
+        self.handed_out: set[int] = set()
         self.devices = {i.node: i.device for i in graph.inputs}
 
     def run(self, launches: Sequence[Launch]) -> Script:
@@ -177,7 +178,8 @@ class _Linker:
             o = self.graph.outputs[r[1]]
             v = self.operand(o.read)
             # strides of axes of extent 1 matter to nobody but the user who looks at them
-            if v.whole and self.layouts.strides(o.read.source) == o.strides:
+            if v.whole and self.layouts.strides(o.read.source) == o.strides and v.slot not in self.handed_out:
+                self.handed_out.add(v.slot)  # a second result in the same memory is a tensor of its own
                 return SlotOut(v.slot)
             return ViewOut(v.slot, o.read.domain or (), o.strides, v.offset)
         if kind == "item":

@@ -2,10 +2,10 @@
 
     extern(mm, %x^T as f32[8, 4] strides [1, 8])         x lies row-major: passed as a view of x
     extern(mm, pad(%x) as f32[9, 4])                     no view of x: reads %copy, a new node with that layout
-    outputs %y, %y                                       two results never share memory: the second is a copy
+    outputs %y, %y                                       the second is a copy, unless eager's shares the first one's memory
 
 Requires canonical graphs; establishes: every Output and extern operand is a strided view of its source's buffer, and an
-Output's source is a computed node that no other Output has.
+Output's source is a computed node that no other Output has but one that eager returns in the same memory.
 """
 
 from __future__ import annotations
@@ -79,15 +79,17 @@ def _own_outputs(graph: Graph) -> Graph:
     """Outputs get memory of their own."""
     layouts = Layouts(graph)
     builder = _continue(graph)
-    owned: set[Node] = set()
+    owned: dict[Node, int | None] = {}
     positions = {o.writes_to for o in graph.outputs}
     written = {i.node for i in graph.inputs if i.position in positions}
     outputs: list[Output] = []
     for o in graph.outputs:
         read = o.read
         fits = _is_view(replace(read, strides=o.strides if o.writes_to is None else None), layouts)
+        # a view of an earlier result shares its memory where eager's does
+        together = o.memory is not None and o.memory >= 0 and owned.get(read.source) == o.memory
         # what is copied out needs no memory of its own, unless the copying itself may change it
-        shares = read.source.kind == "source" or read.source in owned
+        shares = read.source.kind == "source" or (read.source in owned and not together)
         unsafe = read.source in written if o.writes_to is not None else shares
         if unsafe or not fits:
             copy = _copy(builder, read)
@@ -98,7 +100,7 @@ def _own_outputs(graph: Graph) -> Graph:
                 graph.layouts[copy] = o.strides
             read = _whole(copy, read)
         if o.writes_to is None:
-            owned.add(read.source)
+            owned.setdefault(read.source, o.memory)
         outputs.append(replace(o, read=read))
     return replace(graph, outputs=tuple(outputs))
 
