@@ -13,6 +13,7 @@ from plait.frontend.promote import (
     fits,
     float_dtype,
     lift,
+    lift_firm,
     python_number,
     result_dtype,
     settle,
@@ -67,7 +68,7 @@ def round_decimals(ctx: Context, x: Tensor, *, decimals: int) -> Any:
         raise Unlowered("decimals of integers")
     if decimals == 0:
         return settle(ctx, ctx.map("round", lift(ctx, x, x.dtype)), x.dtype)
-    v = lift(ctx, x, x.dtype)
+    v = lift_firm(ctx, x, x.dtype)
     scale = ctx.const(float(10 ** abs(decimals)), v.dtype)
     first, last = ("mul", "div") if decimals > 0 else ("div", "mul")
     return settle(ctx, ctx.map(last, ctx.map("round", ctx.map(first, v, scale)), scale), x.dtype)
@@ -78,7 +79,7 @@ def frac(ctx: Context, x: Tensor) -> Any:
     """x - trunc(x)."""
     if not x.dtype.is_float:
         raise Unlowered("frac of integers")
-    v = lift(ctx, x, x.dtype)
+    v = lift_firm(ctx, x, x.dtype)
     return settle(ctx, ctx.map("sub", v, ctx.map("trunc", v)), x.dtype)
 
 

@@ -315,6 +315,26 @@ def _bessel(ctx: Context, count: Expr, dtype: DType) -> Tensor:
     return ctx.map("div", ctx.scalar(count, dtype), ctx.scalar(count - 1, dtype))
 
 
+@table("native_batch_norm.default", "_native_batch_norm_legit.default")
+def batch_norm_in_place(
+    ctx: Context,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+) -> Any:
+    """The forms that update the running statistics in place: native only where there are none to update."""
+    if training and running_mean is None and running_var is None:
+        return batch_norm_no_stats(ctx, x, weight, bias, training, momentum, eps)
+    if training or running_mean is None or running_var is None:
+        raise Unlowered("running statistics updated in place")
+    return batch_norm_inference(ctx, x, weight, bias, running_mean, running_var, momentum, eps)
+
+
 @table("_native_batch_norm_legit_no_training.default")
 def batch_norm_inference(
     ctx: Context,

@@ -20,6 +20,7 @@ from plait.frontend.promote import (
     float_dtype,
     known,
     lift,
+    lift_firm,
     python_number,
     result_dtype,
     settle,
@@ -96,7 +97,7 @@ def div_mode(ctx: Context, a: Operand, b: Operand, *, rounding_mode: str | None)
         raise Unlowered("rounded division of bools")
     if d.is_int:
         return binary(ctx, "floordiv" if rounding_mode == "floor" else "truncdiv", a, b, d)
-    x, y = lift(ctx, a, d), lift(ctx, b, d, exact=True)
+    x, y = lift_firm(ctx, a, d), lift_firm(ctx, b, d, exact=True)
     if rounding_mode == "trunc":
         return settle(ctx, ctx.map("trunc", ctx.map("div", x, y)), d)
     return settle(ctx, _floor_divide(ctx, x, y), d)
@@ -132,7 +133,8 @@ def _modulo(ctx: Context, name: str, a: Operand, b: Operand) -> Tensor:
     d = result_dtype(a, b)
     if d is DType.b1:
         raise Unlowered("remainder of bools")
-    return binary(ctx, name if d.is_int else f"{name}_f", a, b, d)
+    op = name if d.is_int else f"{name}_f"
+    return settle(ctx, ctx.map(op, lift_firm(ctx, a, d), lift_firm(ctx, b, d)), d)
 
 
 @table("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")

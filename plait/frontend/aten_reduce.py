@@ -14,7 +14,18 @@ import torch
 
 from plait.frontend.aten_pointwise import as_bool
 from plait.frontend.context import Context, Tensor, normalize_dim
-from plait.frontend.promote import Unlowered, category, float_dtype, known, lift, python_number, settle, table, to_type
+from plait.frontend.promote import (
+    Unlowered,
+    category,
+    float_dtype,
+    known,
+    lift,
+    lift_firm,
+    python_number,
+    settle,
+    table,
+    to_type,
+)
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
@@ -312,7 +323,7 @@ def running_extreme(ctx: Context, name: str, x: Tensor, dim: int) -> tuple[Tenso
     if x.dtype is DType.b1:
         values, places = running_extreme(ctx, name, ctx.cast(x, DType.u8), dim)
         return ctx.cast(values, DType.b1), places
-    v = lift(ctx, x, x.dtype)
+    v = lift_firm(ctx, x, x.dtype)
     best = ctx.scan(name, v, dim)
     hit = ctx.map("eq", v, best)
     if v.dtype.is_float:

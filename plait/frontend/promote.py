@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -146,11 +147,32 @@ def rounded(v: Scalar, dtype: DType) -> Scalar:
     return v
 
 
+_MOVES = frozenset({"copy", "pieces", "gather", "where"})
+_COARSE = (DType.f8e4m3, DType.f8e5m2)
+
+
+def firm(ctx: Context, x: Tensor) -> Tensor:
+    """x rounded to its own type for certain: for operators whose result jumps where the operand does, but whose formula
+    does not show it to the node that jumps. Other types than f16 and bf16 are never held unrounded."""
+    node = x.source
+    if x.dtype not in (DType.f16, DType.bf16):
+        return x
+    if node.op == "cast" and node.attr("implicit"):
+        rounding = ctx.builder.node("cast", node.axes, node.reads, dtype=node.dtype, implicit=False)
+        return replace(x, source=rounding)
+    if node.op in _MOVES:
+        return ctx.cast(ctx.cast(x, DType.f32), x.dtype, implicit=False)
+    return x
+
+
 def to_type(ctx: Context, x: Tensor, dtype: DType, implicit: bool = False) -> Tensor:
     """x in another type as eager's conversion does it, in steps whose meaning is plain in C: floats reach narrow integers
-    through i64 (u8) or i32 (i8, i16), and everything reaches a storage type through f32."""
+    through i64 (u8) or i32 (i8, i16), and everything reaches a storage type through f32. What integers, bools and fp8 are
+    made of is rounded first."""
     if x.dtype is dtype:
         return x
+    if not dtype.is_float or dtype in _COARSE:
+        x = firm(ctx, x)
     if x.dtype.is_storage_only and dtype is not DType.f32:
         x = ctx.cast(x, DType.f32)
     if x.dtype.is_float and dtype.is_int and dtype.nbytes < 4:
@@ -158,6 +180,11 @@ def to_type(ctx: Context, x: Tensor, dtype: DType, implicit: bool = False) -> Te
     elif dtype.is_storage_only and x.dtype is not DType.f32:
         x = ctx.cast(x, DType.f32)
     return ctx.cast(x, dtype, implicit=implicit)
+
+
+def lift_firm(ctx: Context, v: Operand, dtype: DType, exact: bool = False) -> Tensor:
+    """`lift` of an operand that is rounded for certain."""
+    return lift(ctx, firm(ctx, v) if isinstance(v, Tensor) else v, dtype, exact)
 
 
 def lift(ctx: Context, v: Operand, dtype: DType, exact: bool = False) -> Tensor:

@@ -10,6 +10,8 @@ from plait.frontend.context import LOWERINGS, Context
 from plait.frontend.fx_import import load_tables
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder
+from plait.oracle.eval_graph import evaluate
+from tests.frontend_eval import imported
 from tests.opinfo import NotNative, run
 
 load_tables()
@@ -277,3 +279,26 @@ def test_dropout_keeps_and_scales():
     assert abs(float(mask.float().mean()) - 0.75) < 0.03
     assert torch.equal(out, mask.float() / 0.75)
     same(run("aten.native_dropout.default", (x, 0.25, False), {})[0], x)
+
+
+def after(reader):
+    return lambda t: reader(t * 1.01)
+
+
+def test_what_jumps_sees_rounded_halves():
+    """The fused evaluator keeps (x * 1.01) unrounded, but not for these readers."""
+    x = torch.linspace(1.0, 3.0, 257).bfloat16()
+    for reader in (
+        lambda y: y.to(torch.int32),
+        lambda y: y.to(torch.float8_e4m3fn),
+        lambda y: y // 0.5,
+        lambda y: y % 0.25,
+        lambda y: torch.frac(y),
+        lambda y: torch.cat([y, y]).to(torch.int32),
+        lambda y: torch.cummax(y.flip(0), 0).indices,
+    ):
+        graph, _ = imported(after(reader), [x])
+        (got,) = evaluate(graph, [x], dtype_mode="fused")
+        want = reader(x * 1.01)
+        assert got.dtype is want.dtype
+        same(got.float(), want.float())
