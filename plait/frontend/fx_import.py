@@ -387,6 +387,11 @@ class _Importer:
         return self.sizes.expr(a) if isinstance(a, torch.SymInt) else a
 
 
+def _is_placeless(x: Tensor) -> bool:
+    """Whether a value is computed from constants alone, so that it can be had on any device."""
+    return all(n.kind == "map" for n in topological([x.source]))
+
+
 def _strides(sizes: Sizes, val: torch.Tensor) -> Shape:
     if val.layout is not torch.strided:
         return contiguous_strides(sizes.shape(val.shape))
