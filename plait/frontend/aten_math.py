@@ -135,8 +135,8 @@ def _equals(value: float) -> Callable[[Context, Tensor], Tensor]:
 
 
 def is_finite(ctx: Context, v: Tensor) -> Tensor:
-    """Neither infinite nor NaN: |v| < inf."""
-    return ctx.map("lt", ctx.map("abs", v), ctx.const(math.inf, v.dtype))
+    """Neither infinite nor NaN, of the value as it is rounded."""
+    return ctx.map("bit_not", ctx.map("bit_or", ctx.map("isnan", v), ctx.map("isinf", v)))
 
 
 _float_test("isnan", False, lambda ctx, v: ctx.map("isnan", v))

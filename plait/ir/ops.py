@@ -140,7 +140,7 @@ def _table() -> dict[str, OpDef]:
     defs += [OpDef(n, "map", 2, _float) for n in float2.split()]
     defs += [OpDef(n, "map", 2, _integral) for n in (int2 + " " + shift2).split()]
     defs += [OpDef("bit_not", "map", 1, _integral)]
-    defs += [OpDef(n, "map", 1, _float_test) for n in ("isnan", "isinf", "signbit")]
+    defs += [OpDef(n, "map", 1, _float_test, discontinuous=True) for n in ("isnan", "isinf", "signbit")]
     defs += [OpDef(n, "map", 2, _compare, discontinuous=True) for n in ("eq", "ne", "lt", "le", "gt", "ge")]
     defs += [OpDef(n, "reduce", 1, _arith) for n in ("sum", "prod", "max", "min")]
     defs += [OpDef(n, "reduce", 1, _bools) for n in ("any", "all")]
