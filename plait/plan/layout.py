@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Read, Shape, contiguous_strides
-from plait.ir.index import Expr
+from plait.ir.index import Expr, Facts
+from plait.ir.recombine import recombine
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Layouts:
         if found is None:
             found = self._cache[n] = self._strides(n)
         return found
+
+    def view(self, read: Read) -> Strided | None:
+        """A read (over its domain) as a strided view of its source's buffer, if it is one."""
+        return as_strided(read, self.strides(read.source), self._graph.facts(read.domain or ()))
 
     def _strides(self, n: Node) -> Shape:
         if n.kind == "source":
@@ -60,21 +65,23 @@ def is_dense(graph: Graph, shape: Shape, strides: Shape) -> bool:
     return True
 
 
-def as_strided(read: Read, strides: Shape) -> Strided | None:
+def as_strided(read: Read, strides: Shape, facts: Facts) -> Strided | None:
     """The read (over its domain) as a strided view of a buffer with `strides`; None when it is no such view."""
     if read.guard or read.domain is None:
         return None
-    out = [ix.ZERO] * len(read.domain)
-    offset = ix.ZERO
+    address = ix.ZERO
     for e, s in zip(read.index, strides, strict=True):
-        coeffs, rest = e.linear()
-        offset = offset + rest * s
-        for atom, c in coeffs.items():
-            if atom.kind != "axis" or c.axes() or c.values() or any(a.kind in ("div", "mod") for a in c.atoms()):
-                return None
-            i = atom.args[0]
-            assert isinstance(i, int)
-            out[i] = out[i] + c * s
+        address = address + e * s
+    coeffs, offset = recombine(address, facts).linear()
+    out = [ix.ZERO] * len(read.domain)
+    for atom, c in coeffs.items():
+        if atom.kind != "axis" or c.axes() or c.values() or any(a.kind in ("div", "mod") for a in c.atoms()):
+            return None
+        i = atom.args[0]
+        assert isinstance(i, int)
+        out[i] = c
+    if any(a.kind in ("div", "mod") for a in offset.atoms()):
+        return None
     return Strided(read.domain, tuple(out), offset)
 
 

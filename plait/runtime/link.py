@@ -9,7 +9,7 @@ from plait.errors import InternalError
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Output, Read, Shape
 from plait.plan.inline import Reading
-from plait.plan.layout import Layouts, Strided, as_strided, same_strides
+from plait.plan.layout import Layouts, Strided, same_strides
 from plait.plan.plan import Group
 from plait.plan.reinplace import in_place
 from plait.runtime.steps import (
@@ -158,7 +158,7 @@ class _Linker:
         return OperandView(self.slot(r.source), view.shape, view.strides, view.offset)
 
     def view(self, r: Read) -> Strided | None:
-        return as_strided(r, self.layouts.strides(r.source))
+        return self.layouts.view(r)
 
     def write_back(self, o: Output) -> None:
         target = next(i for i in self.graph.inputs if i.position == o.writes_to)

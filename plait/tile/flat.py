@@ -16,6 +16,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Node, Read, Scalar, Shape, compose
 from plait.ir.index import Expr, Facts
+from plait.ir.recombine import recombine
 from plait.plan.align import Alignment, Reads
 from plait.tile.program import Buffer, Check, Dim, Let, Load, Reduce, Scan, Span, Stmt, Store
 
@@ -110,7 +111,7 @@ class _Lowering:
         parallel = place[: len(n.shape)]
         v = self.value(n, parallel, (), False)
         strides = self.env.strides(n)
-        address = _dot(parallel, strides)
+        address = recombine(_dot(parallel, strides), self.facts)
         own = address.axes() | frozenset(i for e in parallel for i in e.axes())
         # blocks that differ only in a dim the value does not have would store it again: the first one does
         absent = [i for i, d in enumerate(self.dims) if d.role == "grid" and i not in own]
@@ -290,7 +291,7 @@ class _Lowering:
     def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar, filled: bool = False) -> int:
         """A load under a guard; `filled`: somebody wants the fill where the guard fails, so it may not be dropped."""
         strides = self.env.strides(n)
-        address = _dot(at, strides)
+        address = recombine(_dot(at, strides), self.facts)
         if guard and not filled and not self._guards_matter(n, at, address, guard):
             guard = ()
         key = ("load", n, at, guard, repr(fill))

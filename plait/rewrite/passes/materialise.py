@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plait.ir.graph import Builder, Graph, Node, Output, Read, identity
-from plait.plan.layout import Layouts, as_strided, is_dense, same_strides
+from plait.plan.layout import Layouts, is_dense, same_strides
 from plait.rewrite.engine import transform
 
 
@@ -71,7 +71,7 @@ def _is_view(read: Read, layouts: Layouts) -> bool:
         return True
     if read.source.kind == "extern" and read.source.attr("outs")[0][1] is None:
         return True  # a type plait only hands on
-    view = as_strided(read, layouts.strides(read.source))
+    view = layouts.view(read)
     return view is not None and (read.strides is None or same_strides(view.shape, view.strides, read.strides))
 
 
