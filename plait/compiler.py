@@ -33,6 +33,8 @@ from plait.tile.check import check_program
 from plait.tile.flat import Env
 from plait.tile.lower import Lowered, lower
 
+_SMALL_NS = 3000.0  # of work beyond the launch
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -85,13 +87,27 @@ def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled
 
     plan = make_plan(graph, spec, reading, fits, fuse=options.plan != "none")
     steps: list[Launch] = []
-    for batch in launches(plan, fuse=spec.kind == "cpu" and options.plan != "none"):
+    for batch in launches(plan, fuse=options.plan != "none"):
         if batch[0].kind == "extern":
             steps.append(Launch(batch))
             continue
-        parts = tuple(_lower_group(graph, g, env, spec, options) for g in batch)
-        steps.append(Launch(batch, len([s for s in steps if s.parts]), parts, _name(batch)))
+        parts = [(g, _lower_group(graph, g, env, spec, options)) for g in batch]
+        for together in split_by_fit(parts, spec):
+            groups = tuple(g for g, _ in together)
+            steps.append(Launch(groups, sum(1 for s in steps if s.parts), tuple(p for _, p in together), _name(groups)))
     return Compiled(graph, plan, tuple(steps), spec)
+
+
+def split_by_fit(parts: Sequence[tuple[Group, Lowered]], spec: DeviceSpec) -> list[list[tuple[Group, Lowered]]]:
+    """Parts that share a launch. On a GPU these are small ones with as many warps: a part's blocks take the resources of the
+    hungriest, and what runs long gains nothing from company."""
+    if spec.kind == "cpu":
+        return [list(parts)]
+    out: dict[object, list[tuple[Group, Lowered]]] = {}
+    for g, p in parts:
+        small = g.predicted_ns < spec.launch_ns + _SMALL_NS
+        out.setdefault(("small", p.program.schedule.warps) if small else g.number, []).append((g, p))
+    return list(out.values())
 
 
 def _lower_group(graph: Graph, group: Group, env: Env, spec: DeviceSpec, options: Options) -> Lowered:

@@ -11,16 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from plait.emit.cpp import CppKernel
-from plait.emit.triton import emit_triton
+from plait.emit.triton import TritonSource, emit_triton
 from plait.errors import BuildFailed, UnsupportedProgram
-from plait.options import Options
+from plait.options import Options, triton_is_interpreted
 from plait.runtime import report
 from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures
 from plait.runtime.cache import cache_for
 from plait.runtime.dump import record_levels
 from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
 from plait.runtime.link import Launch
+from plait.runtime.tune import Tuned
+from plait.tile.schedule import Schedule
+
+_TUNE_FROM_NS = 8000.0  # predicted; below that launching dominates
 
 
 def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Executable:
@@ -66,13 +72,51 @@ def _build(launches: Sequence[Launch], compiled: Any, options: Options) -> list[
         return [some.get(k) or BuildFailed("not among the groups asked for") for k in range(len(launches))]
     programs = [tuple(part.program for part in launch.parts) for launch in launches]
     if target == "triton":
-        sources = [emit_triton(p, launch.name) for p, launch in zip(programs, launches, strict=True)]
-        record_levels(compiled, {s.name: s.text for s in sources}, options)
-        symbols = [tuple(s for program in p for s in program.symbols) for p in programs]
-        return build_triton(sources, symbols, graph.device, graph.hint)
+        return _build_triton(launches, compiled, options)
     texts = CppSources([CppKernel(launch.name, p) for p, launch in zip(programs, launches, strict=True)])
     record_levels(compiled, {name: texts.text(k) for k, name in enumerate(texts.names)}, options)
     return build_cpp(texts, cache_for(options), options.threads)
+
+
+def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -> list[Built]:
+    """Triton kernels, each under its schedule and, where it is worth measuring, under neighbouring ones."""
+    sources: list[TritonSource] = []
+    symbols: list[tuple[str, ...]] = []
+    spans: list[tuple[int, list[str]]] = []  # (first source, schedules) of each launch
+    saturates = bool(torch.tensor(1e6).to(torch.float8_e4m3fn).float().isfinite())
+    for launch in launches:
+        schedules = _schedules(launch, options)
+        spans.append((len(sources), [str(s) for s in schedules]))
+        for n, schedule in enumerate(schedules):
+            parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
+            name = launch.name if n == 0 else f"{launch.name}_v{n}"
+            sources.append(emit_triton(parts, name, f8_saturates=saturates))
+            symbols.append(tuple(s for program in parts for s in program.symbols))
+    record_levels(compiled, {s.name: s.text for s in sources}, options)
+    built = build_triton(sources, symbols, compiled.graph.device, compiled.graph.hint)
+    out: list[Built] = []
+    for first, names in spans:
+        usable = [
+            (b, n)
+            for b, n in zip(built[first : first + len(names)], names, strict=True)
+            if not isinstance(b, BuildFailed)
+        ]
+        if isinstance(built[first], BuildFailed) or len(usable) == 1:
+            out.append(built[first])
+        else:
+            out.append(Tuned([b for b, _ in usable], [n for _, n in usable]))
+    return out
+
+
+def _schedules(launch: Launch, options: Options) -> list[Schedule | None]:
+    """The default schedule (None: as lowered), and half and twice its warps for single static kernels that take a while."""
+    program = launch.parts[0].program
+    worth = len(launch.parts) == 1 and not program.symbols and launch.groups[0].predicted_ns > _TUNE_FROM_NS
+    if not worth or options.mode == "fast-compile" or triton_is_interpreted():
+        return [None]
+    warps = program.schedule.warps
+    others = [w for w in (warps // 2, warps * 2) if 1 <= w <= 32]
+    return [None, *(program.schedule.having(warps=w) for w in others)]
 
 
 def _attribute(gm: Any, name: str) -> Any:

@@ -146,6 +146,7 @@ def _rows_gpu(flat: Flat, row_elems: int, rows: list[Dim], hint: Hint, vector: s
     tile = [(d.name, 0) for d in rows]
     grid = [d for d in flat.dims if d.role == "grid"]
     if row_elems < 1024 and grid:
+        row_elems *= _copies(flat)  # a row cut into pieces is held in as many values
         several = min(_GPU_ROW_TILE // row_elems, _pow2(hint(grid[-1].extent)))
         tile.insert(0, (grid[-1].name, several))
         return Schedule(
@@ -156,6 +157,12 @@ def _rows_gpu(flat: Flat, row_elems: int, rows: list[Dim], hint: Hint, vector: s
     each = 64 if reductions >= 4 else 32
     each = each if _width(flat, v) <= 2 else each // 2
     return Schedule(form="flat", tile=tuple(tile), warps=_warps(row_elems, each, least=1, most=32), vector=vector)
+
+
+def _copies(flat: Flat) -> int:
+    """Into how many pieces the row dims were cut: stores of one buffer."""
+    stores = [s.buffer for s in flat.stmts if isinstance(s, Store)]
+    return max((stores.count(b) for b in stores), default=1)
 
 
 def _warps(elems: int, each: int, *, least: int, most: int) -> int:
