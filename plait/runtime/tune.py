@@ -59,10 +59,10 @@ class Tuned:
 
 
 def _time_ms(go: Launch, slots: Slots) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(_LAUNCHES):
         go(slots)
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / _LAUNCHES
+    return float(start.elapsed_time(end)) / _LAUNCHES
