@@ -185,7 +185,7 @@ def _grid(out: Writer, scope: Scope, state: State, number: int, by_grid: bool) -
                 out.line(f"const int64_t {name}_hi = std::min({name}_n, {name}_lo + {state.width});")
             else:
                 out.line(f"[[maybe_unused]] const int64_t {name} = {at};")
-        Body(state, scope.program.body, by_grid).emit()
+        Body(state, by_grid).emit()
         _advance(out, counters)
 
 

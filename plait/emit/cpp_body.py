@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from plait.emit.cpp_leaf import Accumulator, Leaf, State, Statements
+from plait.emit.cpp_nest import join_sweeps
 from plait.emit.cpp_ops import CTYPE
 from plait.emit.cpp_scope import operands
 from plait.errors import LowerFailed
@@ -42,9 +43,11 @@ _SCANS = {
 class Body:
     """Emits a statement list. `vector_is_grid`: the caller has opened a strip named by the vector dim's _lo and _hi."""
 
-    def __init__(self, state: State, body: Sequence[Stmt], vector_is_grid: bool) -> None:
+    def __init__(self, state: State, vector_is_grid: bool) -> None:
         self.state, self.scope, self.out = state, state.scope, state.out
-        self.body = tuple(body)
+        joined = join_sweeps(self.scope.program, self.scope.vector)
+        self.body, self.extents = joined.body, joined.extents
+        self.reduced = {s.out: s.dims for s in self.scope.program.walk() if isinstance(s, Reduce)}
         self.vector = self.scope.vector
         self.vector_is_grid = vector_is_grid
         for s in self.scope.program.walk():
@@ -166,13 +169,15 @@ class Body:
 
     def _leaf_sweep(self, sweep: Sweep) -> None:
         dim = self.scope.dims[sweep.dim]
+        extent = self.extents.get(id(sweep))
+        to = f"{dim}_n" if extent is None else self.scope.expr(extent)
         steady = [s for s in sweep.body if not self.is_vector(s)]
         moving = [s for s in sweep.body if self.is_vector(s)]
         scalar = Statements(self.state, self.scope.expr, self.scope.holds, "")
         with self.out.block("{", "}") if steady else _nothing():
             for s in steady:
                 self.out.lines(*scalar.lines(s))
-            Leaf(self.state, moving, "0", f"{dim}_n", "").emit()
+            Leaf(self.state, moving, "0", to, "").emit()
 
     # ---------------------------------------------------------------- accumulators
     def _declare(self, s: Reduce | Scan, outer: Sweep, strip: bool) -> None:
@@ -195,7 +200,7 @@ class Body:
 
     def _is_short(self, s: Reduce | Scan) -> bool:
         """True when no lane of plait::LANES can get more elements than a float may add up alone."""
-        dims = s.dims if isinstance(s, Reduce) else (s.dim,)
+        dims = self.reduced[s.out] if isinstance(s, Reduce) else (s.dim,)
         count = ix.product(self.scope.program.dims[d].extent for d in dims).const
         return count is not None and count <= _SHORT
 

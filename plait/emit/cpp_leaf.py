@@ -10,6 +10,7 @@ from plait.emit.cpp_scope import Scope, Splitter, operands, varies
 from plait.emit.writer import Writer
 from plait.errors import LowerFailed
 from plait.ir import index as ix
+from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store
 
@@ -52,6 +53,7 @@ class Statements:
         self.position = ""  # of a strip: where in lane arrays the current point is
         self.places: dict[tuple[int, Expr], str] = {}  # (buffer, invariant part of an address) -> hoisted pointer
         self.pointers: list[str] = []  # their declarations
+        self.unrounded: dict[tuple[int, DType], int] = {}  # (a rounded local made here, its type) -> what was rounded
 
     def lines(self, s: Stmt) -> list[str]:
         """C++ statements for one tile statement."""
@@ -81,6 +83,8 @@ class Statements:
     def _let(self, s: Let) -> list[str]:
         args = [self.scope.locals[a] for a in s.args]
         types = [self.scope.types[a] for a in s.args]
+        if s.op == "round" and s.attrs:
+            self.unrounded[(s.out, s.attr("dtype"))] = s.args[0]
         if s.op == "holds":
             return [self._define(s.out, self.conditions(s.attr("guard")))]
         linear = "".join(self.render(e) for k, e in s.attrs if k in ("expr", "linear"))
@@ -137,7 +141,9 @@ class Statements:
 
     def _store(self, s: Store) -> str:
         b = self.scope.program.buffers[s.buffer]
-        text = f"{self._element(s.buffer, s.address)} = {stored(b.dtype, self.scope.locals[s.value])};"
+        # rounding to the buffer's type is what the store does anyway
+        value = self.unrounded.get((s.value, b.dtype), s.value)
+        text = f"{self._element(s.buffer, s.address)} = {stored(b.dtype, self.scope.locals[value])};"
         return f"if ({self.conditions(s.guard)}) {text}" if s.guard else text
 
 
