@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from plait.errors import UserError
@@ -297,7 +298,9 @@ class _Reader:
         self.builder.continue_at(int(serial))
         node = self.builder.node(op, (*axes, *reduced), reads, reduce=len(reduced), **attrs)
         if node.serial != int(serial):
-            raise UserError(f"{name} is the same computation as {node!r}")
+            # written twice to be stored twice: late passes give equal values memory of their own
+            node = replace(node, serial=int(serial))
+            self.builder.continue_at(node.serial + 1)
         if node.dtype is not dtype:
             raise UserError(f"{name} is written as {dtype.value} but has type {node.dtype.value}")
         self.nodes[name] = self.last = node

@@ -118,3 +118,13 @@ def test_values() -> None:
         print_value(object())
     with pytest.raises(UserError):
         parse_value("os")
+
+
+def test_equal_nodes_stay_two() -> None:
+    """A value that is stored twice is two nodes, and they stay so."""
+    text = EXAMPLE.replace("%copy_4:", "%exp_3: f32[s0, 64] = exp(%input_0[i0, i1])\n%copy_4:").replace(
+        "copy(%exp_1", "copy(%exp_3"
+    )
+    g = parse_graph(text)
+    assert print_graph(g) == text
+    assert sum(n.op == "exp" for n in g.nodes()) == 2
