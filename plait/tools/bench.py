@@ -41,6 +41,7 @@ class Job:
     train_steps: int = 20
     threads: int | None = None
     timeout: float = 900.0
+    commit: str | None = None
 
     def __post_init__(self) -> None:
         if self.suite not in SUITES:
@@ -67,7 +68,7 @@ def run(job: Job) -> int:
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": {},
-        "commit": _commit(),
+        "commit": job.commit or _commit(),
         "command": _command(job),
         "rows": [],
     }
@@ -220,11 +221,44 @@ def _hand_columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(found - known)
 
 
+def show(path: str, markdown: bool) -> int:
+    """Print the table of a file that a run has written; with `markdown`, for a document."""
+    try:
+        result = json.loads(Path(path).read_text())
+        result["rows"], result["commit"], result["date"]  # a KeyError here says that it is another kind of file
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no file of bench rows: {error}") from error
+    if not markdown:
+        print_rows(result)
+        return 0
+    head, body = _cells(result["rows"])
+    for row in [head, ["---", *["---:"] * (len(head) - 1)], *body]:
+        print(f"| {' | '.join(row)} |")
+    print(f"\n{_origin(result)}, {result['date'][:10]}, `{result.get('command', '?')}`")
+    return 0
+
+
+def _origin(result: dict[str, Any]) -> str:
+    machine = result.get("machine", {})
+    commit = result["commit"][:10]
+    return f"median ms a step; {machine.get('device', '?')}, torch {machine.get('torch', '?')}, commit {commit}"
+
+
 def print_rows(result: dict[str, Any]) -> None:
     """One line a workload: times in ms, the gain over the best peer, kernels, compile seconds, error and verdict."""
     rows = result["rows"]
     if not rows:
         return
+    head, body = _cells(rows)
+    print_table(head, body)
+    print(_origin(result))
+    for r in rows:
+        if "error" in r:
+            print(f"{r['name']}: {r['error'][:300]}")
+    print(_geomean_line(rows))
+
+
+def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     peers = [p.replace("-", "_") for p in PEERS if any(f"{p.replace('-', '_')}_ms" in r for r in rows)] + _hand_columns(
         rows
     )
@@ -252,15 +286,7 @@ def print_rows(result: dict[str, Any]) -> None:
         cells += [gain, number(r.get("plait_kernels")), number(r.get("plait_compile_s"), 2)]
         cells += [number(r.get("plait_compile_warm_s"), 2), "ERROR" if "error" in r else r.get("verdict", "-")]
         body.append(cells)
-    print_table(head, body)
-    machine = result.get("machine", {})
-    print(
-        f"median ms a step; {machine.get('device', '?')}, torch {machine.get('torch', '?')}, commit {result['commit'][:10]}"
-    )
-    for r in rows:
-        if "error" in r:
-            print(f"{r['name']}: {r['error'][:300]}")
-    print(_geomean_line(rows))
+    return head, body
 
 
 def _geomean_line(rows: Sequence[dict[str, Any]]) -> str:

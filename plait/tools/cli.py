@@ -69,6 +69,8 @@ def demo(file: str | None, top: int, threads: int | None, backend: str, as_json:
     "--timeout", default=900.0, show_default=True, help="Seconds without a row before a workload is given up."
 )
 @click.option("--backend", default="plait", hidden=True)
+@click.option("--show", type=click.Path(exists=True, dir_okay=False), help="Print the table of an earlier run's file.")
+@click.option("--markdown", is_flag=True, help="With --show: a table for a document.")
 def bench(
     suite: str,
     device: str,
@@ -81,13 +83,18 @@ def bench(
     options: tuple[str, ...],
     timeout: float,
     backend: str,
+    show: str | None,
+    markdown: bool,
 ) -> NoReturn:
     """Time the workloads against eager and Inductor, check their results, and print a table.
 
     Contenders take turns; medians are reported. A workload that fails is a row with its error, and the exit code is 1."""
     from plait.tools.bench import Job, run
+    from plait.tools.bench import show as show_file
     from plait.tools.bench_main import parse_options
 
+    if show is not None:
+        sys.exit(show_file(show, markdown))
     names = tuple(p for p in peers.split(",") if p)
     given: dict[str, Any] = dict(parse_options(options))
     job = Job(suite, device, names, json_path, only, seconds, backend, given, train_steps, threads, timeout)

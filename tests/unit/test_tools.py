@@ -101,6 +101,17 @@ def test_bench_exit_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     assert len(written["rows"]) == 2
 
 
+def test_bench_shows_an_earlier_run(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"date": "2026-01-02T03:04:05Z", "commit": "abc", "machine": {}, "rows": [ROW]}))
+    assert "2.00x" in _plait("bench", "--show", str(path)).output
+    done = _plait("bench", "--show", str(path), "--markdown")
+    assert done.output.splitlines()[0].startswith("| workload | plait ms | eager ms |")
+    assert "2026-01-02" in done.output
+    path.write_text("{}")
+    assert _plait("bench", "--show", str(path)).exit_code == 2
+
+
 def test_bench_keeps_its_rows_when_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, written = _run_with(monkeypatch, tmp_path, [ROW, KeyboardInterrupt()])
     assert (code, written["rows"]) == (130, [ROW])
