@@ -16,6 +16,8 @@ from plait.plan.device import DeviceSpec
 from plait.plan.inline import Reading
 from plait.plan.opcost import op_cost
 
+Pass = tuple[int, frozenset[int]]  # rank by dependency, and the row axes that stay outside the reduction
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -67,9 +69,9 @@ class CostModel:
         row, grid = self.row_and_grid(al)
         row_elems = self.size(al.extent[a] for a in row)
         kept = row_elems <= self.spec.row_elems
-        passes = {} if kept else self._passes(al, inside, stored)
+        passes = {} if kept else self._passes(al, inside, stored, row)
         points: dict[Node, float] = {}
-        swept: dict[Node, set[int]] = {}
+        swept: dict[Node, set[Pass]] = {}
         for n in al.nodes:
             for r in self.reading.reads(n):
                 if r.source not in inside:
@@ -80,7 +82,7 @@ class CostModel:
             nbytes = min(count, self.size(source.shape)) * source.dtype.nbytes
             read += nbytes
             if not kept and count >= row_elems:
-                cache += nbytes * max(len(swept[source]) - 1, 0)
+                cache += nbytes * max(_sweeps(swept[source]) - 1, 0)
         written = sum(self.size(n.shape) * n.dtype.nbytes for n in stored)
         loose = 2.0 if al.loose else 1.0
         ops = sum(self.size(n.axes) * op_cost(n.op) for n in al.nodes) * loose
@@ -89,17 +91,21 @@ class CostModel:
             blocks /= 256.0
         return Cost(read, written, cache, ops, blocks)
 
-    def _passes(self, al: Alignment, inside: frozenset[Node], stored: list[Node]) -> dict[Node, set[int]]:
+    def _passes(
+        self, al: Alignment, inside: frozenset[Node], stored: list[Node], row: set[int]
+    ) -> dict[Node, set[Pass]]:
         """In which passes over the row each member is evaluated, when rows do not stay on chip: a reduction in the pass after
-        those it depends on, a map in each pass that wants it."""
+        those it depends on, a map in each pass that wants it. Reductions whose results have different row axes (sums of rows
+        and of columns) are different loops, of equal rank or not."""
         first: dict[Node, int] = {}
         for n in al.nodes:
             ends = (first[s] + (s.kind == "reduce") for s in self._inner(n, inside))
             first[n] = max(ends, default=0)
-        wanted: dict[Node, set[int]] = {n: set() for n in al.nodes}
+        wanted: dict[Node, set[Pass]] = {n: set() for n in al.nodes}
         for n in reversed(al.nodes):
             if n.kind == "reduce" or n in stored:
-                wanted[n].add(first[n])
+                outer = set(al.span(n)) & row - set(al.reduced(n)) if n.kind == "reduce" else ()
+                wanted[n].add((first[n], frozenset(outer)))
             for s in self._inner(n, inside):
                 if s.kind != "reduce":
                     wanted[s] |= wanted[n]
@@ -111,6 +117,12 @@ class CostModel:
     def time(self, al: Alignment) -> float:
         """Predicted nanoseconds of a group as one kernel."""
         return self.cost(al).time_on(self.spec)
+
+
+def _sweeps(passes: set[Pass]) -> int:
+    """How many loops over the row those passes are: one with no axis outside it shares the loops of another of its rank."""
+    ranks = {rank for rank, _ in passes}
+    return sum(max(1, sum(bool(outer) for r, outer in passes if r == rank)) for rank in ranks)
 
 
 def size_at_hints(graph: Graph, extents: Iterable[Expr]) -> float:
