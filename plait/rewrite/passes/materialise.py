@@ -2,6 +2,7 @@
 
     extern(mm, %x^T as f32[8, 4] strides [1, 8])         x lies row-major: passed as a view of x
     extern(mm, pad(%x) as f32[9, 4])                     no view of x: reads %copy, a new node with that layout
+    two operands that read it so, with other strides     each reads a copy with its own
     outputs %y, %y                                       the second is a copy, unless eager's shares the first one's memory
 
 Requires canonical graphs; establishes: every Output and extern operand is a strided view of its source's buffer, and an
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.ir.graph import Builder, Graph, Node, Output, Read, identity
+from plait.ir.graph import Builder, Graph, Node, Output, Read, Shape, identity
 from plait.plan.layout import Layouts, is_dense, same_strides
 from plait.rewrite.engine import transform
 
@@ -21,7 +22,20 @@ def materialise(graph: Graph) -> Graph:
     """Insert the copies that outputs and ATen calls need; prefer to lay a value out as its reader wants it."""
     graph = _prefer(graph)
     layouts = Layouts(graph)
-    wanted: dict[Node, tuple[object, ...]] = {}
+    wanted: dict[Node, Shape] = {}
+    # copies that are in the graph already: an inserted one that is the same node has that one's layout
+    copies = {(n.axes, n.reads[0]): layouts.strides(n) for n in graph.nodes() if n.op == "copy"}
+
+    def laid_out(builder: Builder, old: Read, new: Read) -> Node:
+        """A copy of an operand with the strides it is owed; operands that want other strides get other copies."""
+        copy = _copy(builder, new)
+        has = wanted.get(copy, copies.get((copy.axes, replace(old, domain=None, strides=None))))
+        while has is not None and old.strides is not None and not same_strides(copy.shape, has, old.strides):
+            copy = _copy(builder, _whole(copy, new))
+            has = wanted.get(copy)
+        if old.strides is not None:
+            wanted[copy] = old.strides
+        return copy
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
         if n.kind != "extern":
@@ -31,14 +45,11 @@ def materialise(graph: Graph) -> Graph:
             if _is_view(old, layouts):
                 fixed.append(new)
                 continue
-            copy = _copy(builder, new)
-            if old.strides is not None:
-                wanted[copy] = old.strides
-            fixed.append(_whole(copy, new))
+            fixed.append(_whole(laid_out(builder, old, new), new))
         return builder.node(n.op, n.axes, fixed, reduce=n.reduce, **dict(n.attrs))
 
     out = transform(graph, visit)
-    out.layouts.update(wanted)  # type: ignore[arg-type]
+    out.layouts.update(wanted)
     return _own_outputs(out)
 
 
