@@ -181,7 +181,19 @@ class Maker(_Views):
     def operation(self) -> View:
         x = self.draw(st.sampled_from(self.pool))
         kind = self.pick(
-            "unary", "binary", "binary", "view", "view", "reduce", "reduce", "scan", "cat", "gather", "where"
+            "unary",
+            "binary",
+            "binary",
+            "view",
+            "view",
+            "reduce",
+            "reduce",
+            "scan",
+            "cat",
+            "gather",
+            "where",
+            "dear",
+            "test",
         )
         if kind == "view":
             return self.random_view(x)
@@ -200,6 +212,15 @@ class Maker(_Views):
             return self.binary(x)
         if kind == "gather":
             return self.gather(x)
+        if kind == "dear":
+            # work enough to be kept rather than done again
+            return self.cast(self.map("remainder", self.cast(x, DType.i64), self.const(7, DType.i64)), x.dtype)
+        if kind == "test" and x.shape:
+            ok = self.map("gt", x, self.const(0, x.dtype))
+            op = str(self.pick("any", "all"))
+            return self.whole(
+                self.b.node(op, ok.shape, [self.read(ok)], reduce=self.draw(st.integers(1, len(x.shape))))
+            )
         return self.reduction(x, str(kind))
 
     def binary(self, x: View) -> View:
@@ -210,7 +231,7 @@ class Maker(_Views):
 
     def reduction(self, x: View, kind: str) -> View:
         rank = len(x.shape)
-        if rank == 0:
+        if rank == 0 or kind == "test":
             return x
         if kind == "scan":
             d = self.draw(st.integers(0, rank - 1))

@@ -33,7 +33,7 @@ class TileRun:
 def run_compiled(compiled: Any, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> TileRun:
     """Execute `compiled` (compiler.Compiled) on CPU tensors."""
     graph: Graph = compiled.graph
-    run = _TileRunner(graph, inputs, constants or {})
+    run = TileRunner(graph, inputs, constants)
     with torch.no_grad():
         for launch in compiled.launches:
             if launch.parts:
@@ -47,9 +47,11 @@ def run_compiled(compiled: Any, inputs: Sequence[Any], constants: Mapping[str, A
     return TileRun(run.ev, run.reports)
 
 
-class _TileRunner:
-    def __init__(self, graph: Graph, inputs: Sequence[Any], constants: Mapping[str, Any]) -> None:
-        self.ev = Evaluation(graph, inputs, "eager", constants)
+class TileRunner:
+    """Values of a graph's nodes, as far as they were needed or stored by a kernel."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> None:
+        self.ev = Evaluation(graph, inputs, "eager", constants or {})
         self.layouts = Layouts(graph)
         self.positions = {i.node: i.position for i in graph.inputs}
         self.reports: list[tuple[Lowered, TileReport]] = []
@@ -63,7 +65,8 @@ class _TileRunner:
             self.ev.values[n] = self.ev.compute(n)
         return self.ev.values[n].rounded
 
-    def kernel(self, lowered: Lowered) -> None:
+    def kernel(self, lowered: Lowered) -> TileReport:
+        """Run one kernel; what it stores are the values of its nodes from now on."""
         given: list[Tensor] = []
         outs: list[tuple[Node, Tensor]] = []
         for n, b in zip(lowered.tensors, lowered.program.buffers, strict=False):
@@ -80,6 +83,7 @@ class _TileRunner:
             value = flat.as_strided(shape, strides)
             self.ev.values[n] = Value(value, value)
         self.reports.append((lowered, report))
+        return report
 
     def memory(self, n: Node) -> Tensor:
         """The flat memory of a value, with the strides the kernel counts on."""

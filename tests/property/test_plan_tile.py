@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from graph_make import SYMBOL_VALUES, graph_texts
+from graph_values import arguments
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tile_run import TileRun, run_compiled
@@ -20,7 +21,6 @@ from plait.ir.parse import parse_graph
 from plait.ir.text import print_graph
 from plait.options import Options
 from plait.oracle.eval_graph import evaluation
-from plait.oracle.semantics import TORCH
 from plait.plan.device import spec_for
 from plait.tile.text import print_program
 
@@ -39,22 +39,6 @@ class Way:
 
 
 WAYS = [Way("cpu", "greedy"), Way("cpu", "none"), Way("cuda", "greedy"), Way("cuda", "none")]
-
-
-def arguments(graph: Graph, size: int, seed: int) -> list[torch.Tensor]:
-    """Tensors of small integers with the layouts that the graph declares."""
-    rng = torch.Generator().manual_seed(seed)
-    out: list[torch.Tensor] = []
-    for i in graph.inputs:
-        assert i.layout is not None
-        env = {a: size for e in (*i.node.shape, *i.layout.strides) for a in e.leaves()}
-        shape = [n.evaluate(env) for n in i.node.shape]
-        strides = [s.evaluate(env) for s in i.layout.strides]
-        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        offset = i.layout.offset.evaluate(env)
-        data = torch.randint(-4, 5, (offset + span,), generator=rng).to(TORCH[i.node.dtype])
-        out.append(data.as_strided(shape, strides, offset))
-    return out
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: f"{w.device}-{w.plan}")
