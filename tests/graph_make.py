@@ -18,7 +18,7 @@ from plait.ir.index import Expr, Facts
 from plait.ir.text import print_graph
 
 TYPES = (DType.f32, DType.f32, DType.i64, DType.i32, DType.f64)
-EXTENTS = (1, 2, 3, 4, 5, 8)
+EXTENTS = (1, 2, 3, 4, 5, 8, 16)
 LIMIT = 64
 SYMBOL = ix.sym("s0")
 SYMBOL_VALUES = (1, 2, 3, 6)

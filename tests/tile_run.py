@@ -66,24 +66,35 @@ class TileRunner:
         return self.ev.values[n].rounded
 
     def kernel(self, lowered: Lowered) -> TileReport:
-        """Run one kernel; what it stores are the values of its nodes from now on."""
-        given: list[Tensor] = []
-        outs: list[tuple[Node, Tensor]] = []
-        for n, b in zip(lowered.tensors, lowered.program.buffers, strict=False):
-            if b.role == "out":
-                elems = self.ev.size(b.elems)
-                given.append(torch.full((max(elems, 0),), 77, dtype=_torch(n)))
-                outs.append((n, given[-1]))
-            else:
-                given.append(self.memory(n))
-        symbols = {str(a.args[0]): v for a, v in self.ev.symbols.items() if isinstance(v, int)}
-        report = run_tile(lowered.program, given, {s: symbols[s] for s in lowered.program.symbols}, complete=True)
-        for n, flat in outs:
-            shape, strides = self.ev.sizes(n.shape), self.ev.sizes(self.layouts.strides(n))
-            value = flat.as_strided(shape, strides)
-            self.ev.values[n] = Value(value, value)
+        """Run one kernel with the evaluator; what it stores are the values of its nodes from now on."""
+        given = self.buffers(lowered)
+        symbols = dict(zip(lowered.program.symbols, self.sizes_of(lowered), strict=True))
+        report = run_tile(lowered.program, given, symbols, complete=True)
+        self.keep(lowered, given)
         self.reports.append((lowered, report))
         return report
+
+    def buffers(self, lowered: Lowered) -> list[Tensor]:
+        """A kernel's arguments: memory of what it reads, and new memory for what it stores."""
+        given: list[Tensor] = []
+        for n, b in zip(lowered.tensors, lowered.program.buffers, strict=False):
+            if b.role == "out":
+                given.append(torch.full((max(self.ev.size(b.elems), 0),), 77, dtype=_torch(n)))
+            else:
+                given.append(self.memory(n))
+        return given
+
+    def sizes_of(self, lowered: Lowered) -> list[int]:
+        """A kernel's symbol arguments."""
+        symbols = {str(a.args[0]): v for a, v in self.ev.symbols.items() if isinstance(v, int)}
+        return [symbols[s] for s in lowered.program.symbols]
+
+    def keep(self, lowered: Lowered, given: Sequence[Tensor]) -> None:
+        """Take what a kernel stored as the values of its nodes."""
+        for n, b, flat in zip(lowered.tensors, lowered.program.buffers, given, strict=False):
+            if b.role == "out":
+                value = flat.as_strided(self.ev.sizes(n.shape), self.ev.sizes(self.layouts.strides(n)))
+                self.ev.values[n] = Value(value, value)
 
     def memory(self, n: Node) -> Tensor:
         """The flat memory of a value, with the strides the kernel counts on."""

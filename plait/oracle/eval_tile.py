@@ -281,7 +281,9 @@ class _Run:
         if m.buffer.role == "scratch":
             copy: IndexValue = 0
             for d in self.grid:
-                copy = copy * self.extents[d] + self.axes[d]
+                # what does not vary over a grid dim is the same in every block along it: read the first one's
+                varies = isinstance(s, Store) or (isinstance(s, Load) and d in s.span)
+                copy = copy * self.extents[d] + (self.axes[d] if varies else 0)
             place = copy * m.elems + place
         return place
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from plait.ir.graph import Graph
 from plait.ir.parse import parse_graph
 from plait.ir.text import print_graph
 from plait.oracle.eval_graph import Evaluation, evaluation
+from plait.rewrite.passes import split_reductions
 from plait.tile.lower import Lowered
 from plait.tile.text import print_program
 
@@ -60,6 +62,20 @@ def run_forms(m: Middle, inputs: list[torch.Tensor], truth: Evaluation) -> None:
 def explain(graph: Graph, low: Lowered, what: str) -> str:
     """Everything needed to see the bug, as text."""
     return f"{what}\n{print_graph(graph, origins=False)}\n{print_program(low.program, header=False)}"
+
+
+@QUICK
+@given(graph_texts(), st.sampled_from(SYMBOL_VALUES), st.integers(2, 5))
+def test_reductions_in_parts_give_the_whole(text: str, size: int, parts: int) -> None:
+    graph = parse_graph(text)
+    inputs = arguments(graph, size, 0)
+    with mock.patch.object(split_reductions, "_wanted_parts", return_value=parts):
+        m = middle(graph, "h200", numerics="eager")
+    check_plan(m)
+    truth = evaluation(m.graph, inputs)
+    for x, y in zip(truth.returned(), evaluation(graph, inputs).returned(), strict=True):
+        assert torch.equal(x, y), print_graph(m.graph)
+    run_forms(m, inputs, truth)
 
 
 PLAN_TEXTS = """
