@@ -5,8 +5,9 @@ Modes say how floats are held:
     eager    every node in its own dtype; every cast rounds (numerics="eager")
     fused    what one fused kernel may do at best: an implicit cast to a narrower float keeps the unrounded value for
              its readers, views and casts included; operands of discontinuous operators, externs and outputs are rounded
-    float64  floats in double and casts from float to float do not round: the reference of oracle/compare.
-             Integers, and operators defined by the bits of a type (bitcast, nextafter), keep their type's meaning
+    float64  floats in double, and only the casts to narrow types that the user wrote round: the reference of
+             oracle/compare. Integers, and operators defined by the bits of a type (bitcast, nextafter), keep their
+             type's meaning
 
 Random numbers depend on the seed and on positions only. Addresses are checked as they are used: an index out of bounds where its guard holds is CheckFailed T1 when it speaks of
 axes only, and IndexError, as in eager, when data decided it.
@@ -226,6 +227,8 @@ class Evaluation:
             return bitcast(x, source, node.dtype, torch.float64 if self.mode == "float64" else None)
         if self.mode == "fused" and node.attr("implicit") and node.dtype.is_storage_only:
             return x.to(torch.float32)
+        if self.mode == "float64" and node.dtype.is_storage_only and not node.attr("implicit"):
+            return x.to(TORCH[node.dtype]).to(torch.float64)
         return x.to(self.held(node.dtype))
 
     def _over_axes(self, e: Expr, extents: list[int]) -> Tensor:

@@ -14,30 +14,30 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_ROUNDING = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 
 
 def reference(fn: Callable[..., Any], args: Sequence[Any], *, with_args: bool = False, all_double: bool = False) -> Any:
     """The result of `fn(*args)` in float64. Modules (fn itself, the owner of a bound method, arguments) are copied and
     cast, float tensors too; nothing that was passed in changes. `with_args`: also the arguments after the call.
 
-    Programs that name a float type themselves may mix it with double and fail; they are run again with every float made
-    double at each operator, so that their own casts no longer round. `all_double`: run them so at once, which programs
-    that compute in float32 by name (`x.float()`) without mixing need for a reference that is better than themselves."""
+    Every operator computes in double, whatever float types the program names. Casts that the program itself makes to a
+    type narrower than float32 still round the value: they are what the user asked for. `all_double`: not even those.
+    A program that this breaks (it looks at bits, or calls an operator that has no double form) runs on double inputs and
+    keeps its own types."""
     try:
-        if not all_double:
-            return _run(fn, args, None, with_args)
-    except (RuntimeError, TypeError):
-        pass
-    return _run(fn, args, None, with_args, all_double=True)
+        return _run(fn, args, None, with_args, _AllDouble(not all_double))
+    except (RuntimeError, TypeError, NotImplementedError):
+        return _run(fn, args, None, with_args)
 
 
 def perturbed(fn: Callable[..., Any], args: Sequence[Any], seed: int) -> Any:
     """`reference` with every float input and parameter moved by up to half an ulp of its own type, at random."""
     generator = torch.Generator().manual_seed(seed)
     try:
+        return _run(fn, args, generator, False, _AllDouble(True))
+    except (RuntimeError, TypeError, NotImplementedError):
         return _run(fn, args, generator, False)
-    except (RuntimeError, TypeError):
-        return _run(fn, args, generator, False, all_double=True)
 
 
 def noise_of(fn: Callable[..., Any], args: Sequence[Any], exact: Any, runs: int = 2) -> list[float]:
@@ -59,7 +59,7 @@ def _run(
     args: Sequence[Any],
     generator: torch.Generator | None,
     with_args: bool,
-    all_double: bool = False,
+    mode: TorchDispatchMode | None = None,
 ) -> Any:
     def widen(x: Any) -> Any:
         if isinstance(x, Tensor):
@@ -73,7 +73,7 @@ def _run(
         fn = types.MethodType(fn.__func__, _double_module(owner, generator))
     wide_args = pytree.tree_map(widen, list(args))
     # the copies above are made outside the mode, in which a module's own tensors cannot be copied
-    with _default_double(), _AllDouble() if all_double else nullcontext():  # type: ignore[no-untyped-call]
+    with _default_double(), mode or nullcontext():
         result = fn(*wide_args)
     return (result, wide_args) if with_args else result
 
@@ -116,13 +116,23 @@ def _default_double() -> Iterator[None]:
 
 
 class _AllDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every float operand, and every float type named in a call, is double."""
+    """Every float operand, and every float type named in a call, is double; casts to narrow types round if asked to."""
+
+    def __init__(self, round_casts: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._round_casts = round_casts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def widen(x: Any) -> Any:
             if isinstance(x, Tensor) and x.dtype in _NARROW:
                 return x.double()
-            return torch.float64 if isinstance(x, torch.dtype) and x in _NARROW else x
+            return torch.float64 if isinstance(x, torch.dtype) and (x in _NARROW or x in _ROUNDING) else x
 
+        if func is torch.ops.aten.view.dtype:
+            raise NotImplementedError("the bits of a float are those of its own type")
+        asked = (kwargs or {}).get("dtype")
         args, kwargs = pytree.tree_map(widen, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if self._round_casts and func is torch.ops.aten._to_copy.default and asked in _ROUNDING:
+            return result.to(asked).double()
+        return result

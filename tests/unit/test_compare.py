@@ -108,6 +108,34 @@ def test_reference_runs_a_copy_in_double() -> None:
     assert torch.equal(reference(mixes, [X, w]), X.double() @ w.double())
 
 
+def test_reference_keeps_the_programs_own_roundings_and_no_others() -> None:
+    x = X[:4]
+
+    def round_trip(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1.1).to(torch.bfloat16).to(torch.float32) + 1
+
+    exact = reference(round_trip, [x])
+    assert exact.dtype is torch.float64
+    assert torch.equal(exact, (x.double() * 1.1).bfloat16().double() + 1)
+    assert compare(x * 1.1 + 1, round_trip(x), exact).status == "FAIL"
+    assert torch.equal(reference(round_trip, [x], all_double=True), x.double() * 1.1 + 1)
+
+    def narrow(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x.half() * 3, -1).float()
+
+    # only the cast rounds: the product and the softmax, half in eager, are exact in the reference
+    exact = reference(narrow, [x])
+    assert torch.equal(exact, torch.softmax(x.half().double() * 3, -1))
+    assert compare(torch.softmax(x.half().float() * 3, -1), narrow(x), exact).status == "PASS"
+
+
+def test_reference_of_a_program_that_looks_at_bits() -> None:
+    def bits(x: torch.Tensor) -> torch.Tensor:
+        return (x.float().view(torch.int32) & 1).double().mean()
+
+    assert float(reference(bits, [X])) == float(bits(X))
+
+
 def test_check_call_sees_values_arguments_and_aliasing() -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         y.mul_(2)

@@ -139,6 +139,11 @@ def test_rounding_by_mode() -> None:
     assert not torch.equal(fused, eager)
     exact, _ = evaluate(graph, [a], dtype_mode="float64")
     assert torch.equal(exact, a.double().exp().sqrt())
+    # what the user wrote rounds in every mode
+    written = g.map("cast", g.map("exp", up), dtype=DType.bf16, implicit=False)
+    for mode in ("eager", "fused", "float64"):
+        (got,) = evaluate(g.graph(written), [a], dtype_mode=mode)
+        assert torch.equal(got, a.to(got.dtype if mode == "float64" else torch.float32).exp().bfloat16().to(got.dtype))
 
 
 def test_reductions_of_nothing_and_ties() -> None:
