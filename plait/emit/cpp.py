@@ -19,7 +19,8 @@ from plait.emit.cpp_scope import Scope, guard_by_checks
 from plait.emit.writer import Writer, identifier
 from plait.errors import LowerFailed
 from plait.ir import index as ix
-from plait.tile.program import Sweep, TileProgram
+from plait.ir.ops import OPS
+from plait.tile.program import Let, Sweep, TileProgram
 
 HEADERS = (
     "plait.h",
@@ -30,8 +31,9 @@ HEADERS = (
     "plait_reduce.h",
     "plait_random.h",
 )
-"""Our headers, beside this file; every kernel includes the first, which includes the others."""
+"""Our headers, beside this file; every kernel includes the first, which includes all but the last."""
 
+_RANDOM = frozenset(name for name, d in OPS.items() if d.kind == "random")
 _STRIP = 1024  # points of a strip when the schedule gives none
 _WIDEST_STRIP = 4096
 _ROW_STRIP = 128  # of a row dim with sweeps inside
@@ -80,7 +82,10 @@ def compile_flags() -> list[str]:
 def emit_cpp(kernels: Sequence[CppKernel]) -> str:
     """The source text of one translation unit."""
     out = Writer()
-    out.lines('#include "plait.h"', "")
+    out.line('#include "plait.h"')
+    if any(isinstance(s, Let) and s.op in _RANDOM for k in kernels for p in k.parts for s in p.walk()):
+        out.line('#include "plait_random.h"')
+    out.line()
     for k in kernels:
         for number, part in enumerate(k.parts):
             _emit_part(out, k, number, guard_by_checks(part))
@@ -182,7 +187,7 @@ def _grid(out: Writer, scope: Scope, state: State, number: int, by_grid: bool) -
             name = scope.dims[i]
             if i == scope.vector:
                 out.line(f"const int64_t {name}_lo = {at} * {state.width};")
-                out.line(f"const int64_t {name}_hi = std::min({name}_n, {name}_lo + {state.width});")
+                out.line(f"const int64_t {name}_hi = plait::lesser({name}_n, {name}_lo + {state.width});")
             else:
                 out.line(f"[[maybe_unused]] const int64_t {name} = {at};")
         Body(state, by_grid).emit()

@@ -156,7 +156,7 @@ class Body:
         elif sweep.dim == self.vector:
             width = self.state.width
             with self.out.block(f"for (int64_t {dim}_lo = 0; {dim}_lo < {dim}_n; {dim}_lo += {width}) {{", "}"):
-                self.out.line(f"const int64_t {dim}_hi = std::min({dim}_n, {dim}_lo + {width});")
+                self.out.line(f"const int64_t {dim}_hi = plait::lesser({dim}_n, {dim}_lo + {width});")
                 self._declare_lanes(sweep.body)
                 self._level(sweep.body, True)
         else:

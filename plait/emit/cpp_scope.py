@@ -306,10 +306,10 @@ class Splitter:
         name = self.scope.dims[self.dim]
         for q, n, d, c, r in self.quotients:
             out.append(f"const int64_t {q} = plait::floordiv({render(n)}, {render(d)});")
-            out.append(f"{to} = std::min({to}, plait::next_quotient({c}, {render(r)}, {render(d)}, {q}));")
+            out.append(f"{to} = plait::lesser({to}, plait::next_quotient({c}, {render(r)}, {render(d)}, {q}));")
         for f, g in self.flags:
             out.append(f"const bool {f} = {render(g)} >= 0;")
             line = affine(g, self.dim, self.scope.spans)
             if line is not None:
-                out.append(f"{to} = std::min({to}, plait::next_flip({at}, {line[0]}, {render(line[1])}));")
+                out.append(f"{to} = plait::lesser({to}, plait::next_flip({at}, {line[0]}, {render(line[1])}));")
         return [f"const int64_t {name} = {at};", *out] if out else []

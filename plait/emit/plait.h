@@ -1,14 +1,10 @@
 // What every C++ kernel of plait shares: work sharing, vector loops, index arithmetic. Written for g++ >= 9 and clang,
 // with no intrinsics per instruction set: loops are left to the compiler's vectoriser, so everything is branch-free.
+// Every kernel pays for what is included here, so it is little: <cmath> and <immintrin.h> alone cost a second.
 #pragma once
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
-#include <memory>
+#include <stdint.h>
+#include <stdlib.h>
 #include <type_traits>
 #ifdef _OPENMP
 #include <omp.h>
@@ -22,9 +18,59 @@ template <class To, class From>
 PLAIT_INLINE inline To bits(From x) {
     static_assert(sizeof(To) == sizeof(From), "bits() keeps the size");
     To y;
-    std::memcpy(&y, &x, sizeof y);
+    __builtin_memcpy(&y, &x, sizeof y);
     return y;
 }
+
+template <class T>
+PLAIT_INLINE inline T lesser(T a, T b) {
+    return b < a ? b : a;
+}
+
+// The C library's functions, overloaded, without its header.
+namespace c {
+#define PLAIT_C1(NAME)                                                         \
+    PLAIT_INLINE inline float NAME(float x) { return __builtin_##NAME##f(x); } \
+    PLAIT_INLINE inline double NAME(double x) { return __builtin_##NAME(x); }
+#define PLAIT_C2(NAME)                                                                     \
+    PLAIT_INLINE inline float NAME(float x, float y) { return __builtin_##NAME##f(x, y); } \
+    PLAIT_INLINE inline double NAME(double x, double y) { return __builtin_##NAME(x, y); }
+PLAIT_C1(fabs)
+PLAIT_C1(sqrt)
+PLAIT_C1(floor)
+PLAIT_C1(ceil)
+PLAIT_C1(trunc)
+PLAIT_C1(rint)
+PLAIT_C1(exp)
+PLAIT_C1(exp2)
+PLAIT_C1(expm1)
+PLAIT_C1(log)
+PLAIT_C1(log2)
+PLAIT_C1(log10)
+PLAIT_C1(log1p)
+PLAIT_C1(sin)
+PLAIT_C1(cos)
+PLAIT_C1(tan)
+PLAIT_C1(asin)
+PLAIT_C1(acos)
+PLAIT_C1(atan)
+PLAIT_C1(sinh)
+PLAIT_C1(cosh)
+PLAIT_C1(tanh)
+PLAIT_C1(asinh)
+PLAIT_C1(acosh)
+PLAIT_C1(atanh)
+PLAIT_C1(erf)
+PLAIT_C1(erfc)
+PLAIT_C2(copysign)
+PLAIT_C2(nextafter)
+PLAIT_C2(fmod)
+PLAIT_C2(pow)
+PLAIT_C2(atan2)
+PLAIT_C2(hypot)
+#undef PLAIT_C1
+#undef PLAIT_C2
+}  // namespace c
 
 // ---------------------------------------------------------------- work sharing
 
@@ -61,13 +107,14 @@ inline void team(int64_t work, int threads, Body&& body) {
 
 // What a kernel reports: 0, or the least 1000 * part + code of its failures.
 struct Status {
-    std::atomic<int> code{0};
+    int code = 0;
 
     void report(int part, int fault) {
         if (fault == 0) return;
         const int mine = 1000 * part + fault;
-        int seen = code.load(std::memory_order_relaxed);
-        while ((seen == 0 || mine < seen) && !code.compare_exchange_weak(seen, mine, std::memory_order_relaxed)) {
+        int seen = __atomic_load_n(&code, __ATOMIC_RELAXED);
+        while ((seen == 0 || mine < seen) &&
+               !__atomic_compare_exchange_n(&code, &seen, mine, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
         }
     }
 };
@@ -82,8 +129,8 @@ template <class T>
 class Scratch {
   public:
     explicit Scratch(int64_t elems)
-        : memory_(static_cast<T*>(std::aligned_alloc(64, (static_cast<size_t>(elems) * sizeof(T) + 127) / 64 * 64))) {}
-    ~Scratch() { std::free(memory_); }
+        : memory_(static_cast<T*>(::aligned_alloc(64, (static_cast<size_t>(elems) * sizeof(T) + 127) / 64 * 64))) {}
+    ~Scratch() { ::free(memory_); }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
     T* data() const { return memory_; }
@@ -137,7 +184,7 @@ PLAIT_INLINE inline void each(int64_t begin, int64_t end, Step&& step) {
 template <class Step, class... Accs>
 PLAIT_INLINE inline void lanes(int64_t begin, int64_t end, Step&& step, Accs&... accs) {
     while (begin < end) {
-        const int64_t stop = std::min(end, begin + SETTLE);
+        const int64_t stop = lesser(end, begin + SETTLE);
         int64_t i = begin;
         for (; i + LANES <= stop; i += LANES) {
 #pragma omp simd
@@ -169,4 +216,3 @@ PLAIT_INLINE inline void pick(Body&& body, bool flag, Flags... rest) {
 #include "plait_types.h"
 #include "plait_math.h"
 #include "plait_reduce.h"
-#include "plait_random.h"

@@ -85,21 +85,21 @@ PLAIT_INLINE inline float expm1(float x) {
     const float r = reduce_ln2(at_least(x, -30.0f), n);
     const float p = poly(r, 0x1.000000p-1f, 0x1.555556p-3f, 0x1.5554aep-5f, 0x1.11108ep-7f, 0x1.6d7530p-10f, 0x1.a1a250p-13f);
     const float s = bits<float>((n - 128u) << 23);
-    const float y = std::copysign(2.0f * fma(s, fma(r * r, p, r), s - 0.5f), x);
+    const float y = c::copysign(2.0f * fma(s, fma(r * r, p, r), s - 0.5f), x);
     return x > 0x1.62e42ep+6f ? std::numeric_limits<float>::infinity() : y;
 }
 
 // Odd polynomial below 0.6; above, 1 - 2/(exp(2|x|) + 1)
 PLAIT_INLINE inline float tanh(float x) {
-    const float a = at_most(std::fabs(x), 10.0f), u = a * a;
+    const float a = at_most(c::fabs(x), 10.0f), u = a * a;
     const float p = poly(u, -0x1.55553ep-2f, 0x1.1109eep-3f, -0x1.b8a096p-5f, 0x1.54e8aap-6f, -0x1.83282cp-8f);
     const float small = fma(a * u, p, a), large = 1.0f - 2.0f / (exp_near(2.0f * a) + 1.0f);
-    return std::copysign(a > 0.6f ? large : small, x);
+    return c::copysign(a > 0.6f ? large : small, x);
 }
 
 PLAIT_INLINE inline float sigmoid(float x) {
     uint32_t n;
-    const float r = reduce_ln2(at_least(-std::fabs(x), -104.0f), n), e = scale(exp_core(r), n);
+    const float r = reduce_ln2(at_least(-c::fabs(x), -104.0f), n), e = scale(exp_core(r), n);
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
@@ -126,12 +126,12 @@ PLAIT_INLINE inline float log(float x) {
 
 // x + x*p(x^2) below 0.92; above, 1 - exp(-q(|x|)) with q a polynomial fitted to -log(erfc)
 PLAIT_INLINE inline float erf(float x) {
-    const float a = at_most(std::fabs(x), 4.0f), u = a * a;
+    const float a = at_most(c::fabs(x), 4.0f), u = a * a;
     const float p = poly(u, 0x1.06eba8p-3f, -0x1.812742p-2f, 0x1.ce2e10p-4f, -0x1.b80f34p-6f, 0x1.54ce32p-8f, -0x1.aa76f2p-11f,
                          0x1.5d8eaap-14f);
     const float q = poly(a, -0x1.6e563ap-13f, 0x1.2127e4p+0f, 0x1.44460cp-1f, 0x1.bb83e2p-4f, -0x1.9b8e78p-6f, 0x1.115ac0p-8f,
                          -0x1.c790e6p-12f, 0x1.61ea2ap-16f);
-    return std::copysign(a > 0.92f ? 1.0f - exp_near(-q) : fma(a, p, a), x);
+    return c::copysign(a > 0.92f ? 1.0f - exp_near(-q) : fma(a, p, a), x);
 }
 
 // ---------------------------------------------------------------- double cores for f32 results
@@ -173,66 +173,66 @@ constexpr double PI = 3.14159265358979323846;
 PLAIT_INLINE inline float log2(float x) { return log_edges(x, float(wide_log(double(x)) * 1.44269504088896340736)); }
 PLAIT_INLINE inline float log10(float x) { return log_edges(x, float(wide_log(double(x)) * 0.43429448190325182765)); }
 PLAIT_INLINE inline float log1p(float x) {
-    const float y = std::copysign(float(wide_log1p(double(x))), x);
+    const float y = c::copysign(float(wide_log1p(double(x))), x);
     const float edge = x < -1.0f ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
     return x <= -1.0f ? edge : (x == std::numeric_limits<float>::infinity()) | (x != x) ? x : y;
 }
 
 PLAIT_INLINE inline float sinh(float x) {
-    const double a = std::fabs(at_most(at_least(double(x), -100.0), 100.0)), e = wide_exp(a), z = a * a;
+    const double a = c::fabs(at_most(at_least(double(x), -100.0), 100.0)), e = wide_exp(a), z = a * a;
     // the difference cancels near 0
     const double y = a < 0.25 ? fma(a * z, poly(z, 1.0 / 6, 1.0 / 120, 1.0 / 5040), a) : 0.5 * (e - 1 / e);
-    return std::copysign(float(y), x);
+    return c::copysign(float(y), x);
 }
 PLAIT_INLINE inline float cosh(float x) {
-    const double e = wide_exp(std::fabs(at_most(at_least(double(x), -100.0), 100.0)));
+    const double e = wide_exp(c::fabs(at_most(at_least(double(x), -100.0), 100.0)));
     return float(0.5 * (e + 1 / e));
 }
 PLAIT_INLINE inline float asinh(float x) {
-    const double a = std::fabs(double(x)), z = a * a;
-    const float y = std::copysign(float(wide_log1p(a + z / (1 + std::sqrt(1 + z)))), x);
-    return (std::fabs(x) == std::numeric_limits<float>::infinity()) | (x != x) ? x : y;
+    const double a = c::fabs(double(x)), z = a * a;
+    const float y = c::copysign(float(wide_log1p(a + z / (1 + c::sqrt(1 + z)))), x);
+    return (c::fabs(x) == std::numeric_limits<float>::infinity()) | (x != x) ? x : y;
 }
 PLAIT_INLINE inline float acosh(float x) {
     const double t = double(x) - 1;
-    const float y = float(wide_log1p(t + std::sqrt(t * (t + 2))));
+    const float y = float(wide_log1p(t + c::sqrt(t * (t + 2))));
     return x < 1.0f ? std::numeric_limits<float>::quiet_NaN()
                     : (x == std::numeric_limits<float>::infinity()) | (x != x) ? x : x == 1.0f ? 0.0f : y;
 }
 PLAIT_INLINE inline float atanh(float x) {
-    const double a = std::fabs(double(x));
+    const double a = c::fabs(double(x));
     const float y = float(0.5 * wide_log1p(2 * a / (1 - a)));
     const float edge = a > 1 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
-    return x != x ? x : std::copysign(a >= 1 ? edge : y, x);
+    return x != x ? x : c::copysign(a >= 1 ? edge : y, x);
 }
 
 // asin by its series below 1/2, by asin(x) = pi/2 - 2 asin(sqrt((1-x)/2)) above: the caller adds the pi/2
 PLAIT_INLINE inline double wide_asin(double a, bool big) {
-    const double z = big ? 0.5 * (1 - a) : a * a, s = big ? std::sqrt(z) : a;
+    const double z = big ? 0.5 * (1 - a) : a * a, s = big ? c::sqrt(z) : a;
     const double p = poly(z, 0.16666667153058748, 0.07499950393000922, 0.044659675525428086, 0.03011535468077712,
                           0.02459069536067602, 0.007544204531314453, 0.03461234876975164);
     return fma(s * z, p, s);
 }
 PLAIT_INLINE inline float asin(float x) {
-    const double a = std::fabs(double(x));
+    const double a = c::fabs(double(x));
     const bool big = a > 0.5;
     const double r = wide_asin(a, big);
-    return std::copysign(float(big ? PI / 2 - 2 * r : r), x);
+    return c::copysign(float(big ? PI / 2 - 2 * r : r), x);
 }
 PLAIT_INLINE inline float acos(float x) {
-    const double a = std::fabs(double(x));
+    const double a = c::fabs(double(x));
     const bool big = a > 0.5;
     const double r = wide_asin(a, big), lesser = big ? 2 * r : PI / 2 - r;
     return float(x < 0.0f ? PI - lesser : lesser);
 }
 PLAIT_INLINE inline float atan(float x) {
-    const double a = std::fabs(double(x));
+    const double a = c::fabs(double(x));
     const bool big = a > 1;
     const double r = wide_atan(big ? 1 / a : a);
-    return std::copysign(float(big ? PI / 2 - r : r), x);
+    return c::copysign(float(big ? PI / 2 - r : r), x);
 }
 PLAIT_INLINE inline float atan2(float y, float x) {
-    const double a = std::fabs(double(x)), b = std::fabs(double(y));
+    const double a = c::fabs(double(x)), b = c::fabs(double(y));
     const bool steep = b > a;
     const double high = steep ? b : a, low = steep ? a : b;
     // equal ones include two infinities; the axis itself has no quotient
@@ -240,12 +240,12 @@ PLAIT_INLINE inline float atan2(float y, float x) {
     double r = wide_atan(t);
     r = steep ? PI / 2 - r : r;
     r = bits<int32_t>(x) < 0 ? PI - r : r;
-    return (x != x) | (y != y) ? x + y : std::copysign(float(r), y);
+    return (x != x) | (y != y) ? x + y : c::copysign(float(r), y);
 }
 
 // exp(x^2) erfc(x) is smooth in (x-3)/(x+3)
 PLAIT_INLINE inline float erfc(float x) {
-    const double a = at_most(std::fabs(double(x)), 10.2), t = (a - 3) / (a + 3);
+    const double a = at_most(c::fabs(double(x)), 10.2), t = (a - 3) / (a + 3);
     const double p = poly(t, 0.17900115118132506, -0.32623356004645837, 0.2456038017318493, -0.15011593626952574,
                           0.07166583643589766, -0.024392504037474158, 0.004269146043944589, 0.000707791239087036,
                           -0.0005971119741656148, 4.5028927094873476e-05, 6.414222040230426e-05, -1.2252332170400236e-05,
@@ -257,12 +257,12 @@ PLAIT_INLINE inline float erfc(float x) {
 // C's pow: |x|^y by way of logarithms, then signs and special cases
 PLAIT_INLINE inline float pow(float x, float y) {
     constexpr float inf = std::numeric_limits<float>::infinity();
-    const float a = std::fabs(x);
+    const float a = c::fabs(x);
     const double l = a == 0.0f ? -double(inf) : a == inf ? double(inf) : wide_log(double(a));
     const double power = wide_exp(at_least(at_most(double(y) * l, 300.0), -300.0));
     float r = (a == 1.0f) & (y == y) ? 1.0f : float(power);
     // halves of large numbers are whole, so those count as even
-    const bool whole = std::floor(y) == y, odd = whole & (std::floor(y * 0.5f) * 2.0f != y) & (std::fabs(y) != inf);
+    const bool whole = c::floor(y) == y, odd = whole & (c::floor(y * 0.5f) * 2.0f != y) & (c::fabs(y) != inf);
     r = (x < 0.0f) & (a != inf) & !whole ? std::numeric_limits<float>::quiet_NaN() : r;
     r = (bits<int32_t>(x) < 0) & odd ? -r : r;
     return (y == 0.0f) | (x == 1.0f) ? 1.0f : (x != x) ? x : r;
@@ -271,7 +271,7 @@ PLAIT_INLINE inline float pow(float x, float y) {
 PLAIT_INLINE inline float hypot(float x, float y) {
     constexpr float inf = std::numeric_limits<float>::infinity();
     const double a = x, b = y;
-    return (std::fabs(x) == inf) | (std::fabs(y) == inf) ? inf : float(std::sqrt(a * a + b * b));
+    return (c::fabs(x) == inf) | (c::fabs(y) == inf) ? inf : float(c::sqrt(a * a + b * b));
 }
 
 // ---------------------------------------------------------------- f32 circular functions
@@ -286,7 +286,7 @@ PLAIT_INLINE inline Turn turn(float value) {
     const double x = value;
     double part = 0, quadrants = 0;
     const auto join = [&](double piece) PLAIT_INLINE {
-        const double t = x * piece, sum = part + (t - 4 * std::rint(t * 0.25)), whole = std::rint(sum);
+        const double t = x * piece, sum = part + (t - 4 * c::rint(t * 0.25)), whole = c::rint(sum);
         part = sum - whole;
         quadrants += whole;
     };

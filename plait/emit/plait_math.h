@@ -8,7 +8,7 @@ namespace plait {
 template <class T>
 PLAIT_INLINE inline T abs(T x) {
     if constexpr (std::is_floating_point_v<T>)
-        return std::fabs(x);
+        return c::fabs(x);
     else
         return T(x < T(0) ? T(-x) : x);
 }
@@ -39,18 +39,18 @@ PLAIT_INLINE inline bool isnan(T x) {
 }
 template <class T>
 PLAIT_INLINE inline bool isinf(T x) {
-    return std::fabs(x) == std::numeric_limits<T>::infinity();
+    return c::fabs(x) == std::numeric_limits<T>::infinity();
 }
 PLAIT_INLINE inline bool signbit(float x) { return bits<int32_t>(x) < 0; }
 PLAIT_INLINE inline bool signbit(double x) { return bits<int64_t>(x) < 0; }
 
 template <class T>
 PLAIT_INLINE inline T sqrt(T x) {
-    return std::sqrt(x);
+    return c::sqrt(x);
 }
 template <class T>
 PLAIT_INLINE inline T rsqrt(T x) {
-    return T(1) / std::sqrt(x);
+    return T(1) / c::sqrt(x);
 }
 template <class T>
 PLAIT_INLINE inline T reciprocal(T x) {
@@ -58,37 +58,37 @@ PLAIT_INLINE inline T reciprocal(T x) {
 }
 template <class T>
 PLAIT_INLINE inline T floor(T x) {
-    return std::floor(x);
+    return c::floor(x);
 }
 template <class T>
 PLAIT_INLINE inline T ceil(T x) {
-    return std::ceil(x);
+    return c::ceil(x);
 }
 template <class T>
 PLAIT_INLINE inline T trunc(T x) {
-    return std::trunc(x);
+    return c::trunc(x);
 }
 // half to even, in the default rounding mode
 template <class T>
 PLAIT_INLINE inline T round(T x) {
-    return std::rint(x);
+    return c::rint(x);
 }
 template <class T>
 PLAIT_INLINE inline T copysign(T x, T y) {
-    return std::copysign(x, y);
+    return c::copysign(x, y);
 }
 template <class T>
 PLAIT_INLINE inline T nextafter(T x, T y) {
-    return std::nextafter(x, y);
+    return c::nextafter(x, y);
 }
 template <class T>
 PLAIT_INLINE inline T fmod_f(T x, T y) {
-    return std::fmod(x, y);
+    return c::fmod(x, y);
 }
 // Python's sign: that of the divisor
 template <class T>
 PLAIT_INLINE inline T remainder_f(T x, T y) {
-    const T r = std::fmod(x, y);
+    const T r = c::fmod(x, y);
     return (r != T(0)) & ((y < T(0)) != (r < T(0))) ? r + y : r;
 }
 
@@ -143,7 +143,7 @@ PLAIT_INLINE inline T shr(T a, T b) {
 // ---------------------------------------------------------------- elementary functions of f64, by the C library
 
 #define PLAIT_LIBM(NAME) \
-    PLAIT_INLINE inline double NAME(double x) { return std::NAME(x); }
+    PLAIT_INLINE inline double NAME(double x) { return c::NAME(x); }
 PLAIT_LIBM(exp)
 PLAIT_LIBM(exp2)
 PLAIT_LIBM(expm1)
@@ -167,11 +167,11 @@ PLAIT_LIBM(erf)
 PLAIT_LIBM(erfc)
 #undef PLAIT_LIBM
 
-PLAIT_INLINE inline double pow(double x, double y) { return std::pow(x, y); }
-PLAIT_INLINE inline double atan2(double y, double x) { return std::atan2(y, x); }
-PLAIT_INLINE inline double hypot(double x, double y) { return std::hypot(x, y); }
+PLAIT_INLINE inline double pow(double x, double y) { return c::pow(x, y); }
+PLAIT_INLINE inline double atan2(double y, double x) { return c::atan2(y, x); }
+PLAIT_INLINE inline double hypot(double x, double y) { return c::hypot(x, y); }
 PLAIT_INLINE inline double sigmoid(double x) {
-    const double e = std::exp(-std::fabs(x));
+    const double e = c::exp(-c::fabs(x));
     return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 

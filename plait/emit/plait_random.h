@@ -27,13 +27,13 @@ PLAIT_INLINE inline float unit_f32(uint32_t w) { return float(int32_t(w >> 8)) *
 
 // cos(2 pi u) for u in [0, 1): the quadrant leaves 4u exactly
 PLAIT_INLINE inline float cos_turn(float u) {
-    const float quadrant = std::rint(4.0f * u), r = (4.0f * u - quadrant) * 0x1.921fb6p+0f, z = r * r;
+    const float quadrant = c::rint(4.0f * u), r = (4.0f * u - quadrant) * 0x1.921fb6p+0f, z = r * r;
     const float c = fma(z * z, poly(z, 0x1.55554ap-5f, -0x1.6c0c84p-10f, 0x1.99ffd2p-16f), fma(z, -0.5f, 1.0f));
     const float s = fma(r * z, poly(z, -0x1.555546p-3f, 0x1.110758p-7f, -0x1.994b62p-13f), r);
     const float even = quadrant == 2.0f ? -c : c, odd = quadrant == 1.0f ? -s : s;
     return (quadrant == 1.0f) | (quadrant == 3.0f) ? odd : even;
 }
-PLAIT_INLINE inline double cos_turn(double u) { return std::cos(2 * PI * u); }
+PLAIT_INLINE inline double cos_turn(double u) { return c::cos(2 * PI * u); }
 
 // A normal number by Box and Muller
 template <class T>
@@ -46,89 +46,104 @@ PLAIT_INLINE inline T normal(uint32_t w0, uint32_t w1) {
 // GCC turns the 32x32-bit products above into shuffles. On AVX2 it is given vector versions instead, under the names that
 // the vector function ABI reserves for loops that call these functions.
 #if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
-#include <immintrin.h>
+
+#define PLAIT_COUNTER uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1
 
 #pragma omp declare simd notinbranch simdlen(8) uniform(c2, c3, k0, k1)
-extern "C" uint32_t plait_philox32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) noexcept __attribute__((const));
+extern "C" uint32_t plait_philox32(PLAIT_COUNTER) noexcept __attribute__((const));
 #pragma omp declare simd notinbranch simdlen(4) uniform(c2, c3, k0, k1)
-extern "C" uint64_t plait_philox64(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) noexcept __attribute__((const));
+extern "C" uint64_t plait_philox64(PLAIT_COUNTER) noexcept __attribute__((const));
 #pragma omp declare simd notinbranch simdlen(8) uniform(c2, c3, k0, k1)
-extern "C" float plait_normal32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) noexcept __attribute__((const));
+extern "C" float plait_normal32(PLAIT_COUNTER) noexcept __attribute__((const));
 
 namespace plait {
 
+typedef uint32_t Words4 __attribute__((vector_size(16)));
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+typedef uint64_t Wide4 __attribute__((vector_size(32)));
+typedef float Floats8 __attribute__((vector_size(32)));
+
+// Products of the low halves of 64-bit lanes
+PLAIT_INLINE inline Wide4 product(Wide4 a, uint32_t b) {
+    return (Wide4)__builtin_ia32_pmuludq256((Ints8)a, (Ints8)(Wide4{} + uint64_t(b)));
+}
+
 // Four counters, each word in the low half of a 64-bit lane (the high halves hold rubbish that no product reads).
 struct Philox4 {
-    __m256i c0, c1, c2, c3;
+    Wide4 c0, c1, c2, c3;
 
-    PLAIT_INLINE void round(__m256i k0, __m256i k1) {
-        const __m256i p0 = _mm256_mul_epu32(c0, _mm256_set1_epi64x(PHILOX_M0));
-        const __m256i p1 = _mm256_mul_epu32(c2, _mm256_set1_epi64x(PHILOX_M1));
-        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1), k0);
+    PLAIT_INLINE void round(Wide4 k0, Wide4 k1) {
+        const Wide4 p0 = product(c0, PHILOX_M0), p1 = product(c2, PHILOX_M1);
+        c0 = (p1 >> 32) ^ c1 ^ k0;
         c1 = p1;
-        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3), k1);
+        c2 = (p0 >> 32) ^ c3 ^ k1;
         c3 = p0;
     }
 };
-
-static uint32_t philox32_one(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) asm("plait_philox32");
-static uint64_t philox64_one(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) asm("plait_philox64");
-static float normal32_one(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) asm("plait_normal32");
-static __m256 normal32_eight(__m256i, __m256i, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN8vvuuuu_plait_normal32");
-static __m256i philox32_eight(__m256i, __m256i, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN8vvuuuu_plait_philox32");
-static __m256i philox64_four(__m128i, __m128i, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN4vvuuuu_plait_philox64");
-
-__attribute__((used)) static uint32_t philox32_one(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    return uint32_t(philox(c0, c1, c2, c3, k0, k1));
-}
-__attribute__((used)) static uint64_t philox64_one(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    return philox(c0, c1, c2, c3, k0, k1);
-}
-__attribute__((used)) static float normal32_one(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    const uint64_t w = philox(c0, c1, c2, c3, k0, k1);
-    return normal<float>(uint32_t(w), uint32_t(w >> 32));
-}
 // Eight counters: the even ones stay where they are, the odd ones move down.
 struct Philox8 {
     Philox4 even, odd;
 
-    PLAIT_INLINE Philox8(__m256i c0, __m256i c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1)
-        : even{c0, c1, _mm256_set1_epi64x(c2), _mm256_set1_epi64x(c3)},
-          odd{_mm256_srli_epi64(c0, 32), _mm256_srli_epi64(c1, 32), even.c2, even.c3} {
-        __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
+    PLAIT_INLINE Philox8(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1)
+        : even{(Wide4)c0, (Wide4)c1, Wide4{} + uint64_t(c2), Wide4{} + uint64_t(c3)},
+          odd{(Wide4)c0 >> 32, (Wide4)c1 >> 32, even.c2, even.c3} {
+        Wide4 key0 = Wide4{} + uint64_t(k0), key1 = Wide4{} + uint64_t(k1);
         for (int n = 0; n < 10; ++n) {
             even.round(key0, key1);
             odd.round(key0, key1);
-            key0 = _mm256_add_epi32(key0, _mm256_set1_epi64x(PHILOX_W0));
-            key1 = _mm256_add_epi32(key1, _mm256_set1_epi64x(PHILOX_W1));
+            key0 += uint64_t(PHILOX_W0);
+            key1 += uint64_t(PHILOX_W1);
         }
     }
-    PLAIT_INLINE __m256i word0() const { return _mm256_blend_epi32(even.c0, _mm256_slli_epi64(odd.c0, 32), 0xaa); }
-    PLAIT_INLINE __m256i word1() const { return _mm256_blend_epi32(even.c1, _mm256_slli_epi64(odd.c1, 32), 0xaa); }
+    static PLAIT_INLINE Words8 woven(Wide4 even, Wide4 odd) { return (Words8)((even & 0xffffffffu) | (odd << 32)); }
+    PLAIT_INLINE Words8 word0() const { return woven(even.c0, odd.c0); }
+    PLAIT_INLINE Words8 word1() const { return woven(even.c1, odd.c1); }
 };
-__attribute__((used)) static __m256i philox32_eight(__m256i c0, __m256i c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+
+#define PLAIT_USED __attribute__((used)) static
+PLAIT_USED uint32_t philox32_one(PLAIT_COUNTER) asm("plait_philox32");
+PLAIT_USED uint64_t philox64_one(PLAIT_COUNTER) asm("plait_philox64");
+PLAIT_USED float normal32_one(PLAIT_COUNTER) asm("plait_normal32");
+PLAIT_USED Words8 philox32_eight(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN8vvuuuu_plait_philox32");
+PLAIT_USED Wide4 philox64_four(Words4, Words4, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN4vvuuuu_plait_philox64");
+PLAIT_USED Floats8 normal32_eight(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN8vvuuuu_plait_normal32");
+
+uint32_t philox32_one(PLAIT_COUNTER) { return uint32_t(philox(c0, c1, c2, c3, k0, k1)); }
+uint64_t philox64_one(PLAIT_COUNTER) { return philox(c0, c1, c2, c3, k0, k1); }
+float normal32_one(PLAIT_COUNTER) {
+    const uint64_t w = philox(c0, c1, c2, c3, k0, k1);
+    return normal<float>(uint32_t(w), uint32_t(w >> 32));
+}
+Words8 philox32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
     return Philox8(c0, c1, c2, c3, k0, k1).word0();
 }
-__attribute__((used)) static __m256 normal32_eight(__m256i c0, __m256i c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    const Philox8 words(c0, c1, c2, c3, k0, k1);
-    alignas(32) uint32_t w0[8], w1[8];
-    alignas(32) float out[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(w0), words.word0());
-    _mm256_store_si256(reinterpret_cast<__m256i*>(w1), words.word1());
-#pragma omp simd
-    for (int l = 0; l < 8; ++l) out[l] = normal<float>(w0[l], w1[l]);
-    return _mm256_load_ps(out);
-}
-__attribute__((used)) static __m256i philox64_four(__m128i c0, __m128i c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    Philox4 p{_mm256_cvtepu32_epi64(c0), _mm256_cvtepu32_epi64(c1), _mm256_set1_epi64x(c2), _mm256_set1_epi64x(c3)};
-    __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
+Wide4 philox64_four(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+    Philox4 p{__builtin_convertvector(c0, Wide4), __builtin_convertvector(c1, Wide4), Wide4{} + uint64_t(c2),
+              Wide4{} + uint64_t(c3)};
+    Wide4 key0 = Wide4{} + uint64_t(k0), key1 = Wide4{} + uint64_t(k1);
     for (int n = 0; n < 10; ++n) {
         p.round(key0, key1);
-        key0 = _mm256_add_epi32(key0, _mm256_set1_epi64x(PHILOX_W0));
-        key1 = _mm256_add_epi32(key1, _mm256_set1_epi64x(PHILOX_W1));
+        key0 += uint64_t(PHILOX_W0);
+        key1 += uint64_t(PHILOX_W1);
     }
-    return _mm256_blend_epi32(p.c0, _mm256_slli_epi64(p.c1, 32), 0xaa);
+    return (Wide4)Philox8::woven(p.c0, p.c1);
 }
+Floats8 normal32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+    const Philox8 words(c0, c1, c2, c3, k0, k1);
+    const Words8 w0 = words.word0(), w1 = words.word1();
+    Floats8 out;
+    alignas(32) uint32_t first[8], second[8];
+    alignas(32) float normals[8];
+    __builtin_memcpy(first, &w0, 32);
+    __builtin_memcpy(second, &w1, 32);
+#pragma omp simd
+    for (int l = 0; l < 8; ++l) normals[l] = normal<float>(first[l], second[l]);
+    __builtin_memcpy(&out, normals, 32);
+    return out;
+}
+#undef PLAIT_USED
+#undef PLAIT_COUNTER
 
 }  // namespace plait
 #else

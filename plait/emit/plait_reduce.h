@@ -221,12 +221,12 @@ struct LogCumSumExp {
     PLAIT_INLINE T step(int64_t l, T element) {
         const double x = element, high = (x > peak[l]) | (x != x) ? x : peak[l];
         // equal infinities would subtract to NaN
-        const double before = peak[l] == high ? 1.0 : std::exp(peak[l] - high);
-        const double now = x == high ? 1.0 : std::exp(x - high);
+        const double before = peak[l] == high ? 1.0 : c::exp(peak[l] - high);
+        const double now = x == high ? 1.0 : c::exp(x - high);
         const bool empty = high == -std::numeric_limits<double>::infinity();
         sum[l] = empty ? 0.0 : sum[l] * before + now;
         peak[l] = high;
-        return T(empty ? high : high + std::log(sum[l]));
+        return T(empty ? high : high + c::log(sum[l]));
     }
 };
 

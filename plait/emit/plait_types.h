@@ -26,7 +26,7 @@ PLAIT_INLINE inline float from_f16(uint16_t h) {
 // lets the adder align and round to the subnormal's last place. A NaN sets the bits `QUIET` on top of the greatest code.
 template <int CUT, uint32_t BIAS, uint32_t TOP, uint32_t NORMAL, uint32_t ALIGN, uint32_t QUIET>
 PLAIT_INLINE inline uint32_t narrow(float x) {
-    const uint32_t magnitude = bits<uint32_t>(x) & 0x7fffffffu, mag = std::min(magnitude, TOP);
+    const uint32_t magnitude = bits<uint32_t>(x) & 0x7fffffffu, mag = lesser(magnitude, TOP);
     const uint32_t normal = (mag - (BIAS << 23) + ((1u << (CUT - 1)) - 1u) + ((mag >> CUT) & 1u)) >> CUT;
     const uint32_t tiny = bits<uint32_t>(bits<float>(mag) + bits<float>(ALIGN)) - ALIGN;
     return (mag < NORMAL ? tiny : normal) | (magnitude > 0x7f800000u ? QUIET : 0u);
@@ -78,7 +78,7 @@ PLAIT_INLINE inline float f32_from_i64(int64_t x) {
     return float(wide_from_i64(small ? x : (x ^ low) | (low != 0 ? 0x400 : 0)));
 }
 PLAIT_INLINE inline int64_t i64_from_wide(double x) {
-    const double t = std::trunc(x), high = std::floor(t * 0x1p-32), low = t - high * 0x1p32;
+    const double t = c::trunc(x), high = c::floor(t * 0x1p-32), low = t - high * 0x1p32;
     const uint64_t whole = (bits<uint64_t>(high + 0x1.8p52) << 32) + (bits<uint64_t>(low + 0x1p52) & 0xffffffffu);
     return (t >= -0x1p63) & (t < 0x1p63) ? int64_t(whole) : INT64_MIN;
 }
