@@ -204,7 +204,7 @@ class _Run:
             return self.holds(attrs["guard"])
         if s.op == "cast":
             return args[0].to(TORCH[s.dtype])
-        if s.op == "round":
+        if s.op == "round" and s.attrs:
             return args[0].to(TORCH[attrs["dtype"]]).to(args[0].dtype)
         if s.op == "bitcast":
             held = next(d for d, t in TORCH.items() if t is args[0].dtype)

@@ -182,7 +182,7 @@ class _Checker:
         span = frozenset[int]().union(*(a.span for a in args))
         for _, v in s.attrs:
             span |= self.exprs(scope, [e for e in (v if isinstance(v, tuple) else (v,)) if isinstance(e, Expr)])
-        if s.op == "round":
+        if s.op == "round" and s.attrs:
             if len(args) != 1 or not s.attr("dtype").is_storage_only or args[0].dtype is not s.dtype:
                 raise self.fail("P4", f"round of {[a.dtype for a in args]} to {s.attr('dtype')} gives {s.dtype}")
         elif s.op == "holds":
