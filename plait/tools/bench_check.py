@@ -26,12 +26,20 @@ def check_program(program: Program, compiled: Fn, compile_fn: Callable[[Fn], Fn]
     with torch.set_grad_enabled(program.train):
         got = program.step(compiled)()
         eager = program.step(program.fn)()
-        exact = reference(_as_function(program), program.args, all_double=True)
+        exact = reference(_as_function(program), _owned(program) + program.args, all_double=True)
     return judge_all(got, eager, exact)
 
 
+def _owned(program: Program) -> tuple[Any, ...]:
+    """The module as an argument of its own, so that the reference runs over a copy of it in double."""
+    return () if program.train or program.module is None or program.over is None else (program.module,)
+
+
 def _as_function(program: Program) -> Fn:
-    """The step as a function of its arguments alone, which is what the float64 reference runs."""
+    """The step as a function of its arguments alone (the module first), which is what the float64 reference runs."""
+    over = program.over
+    if not program.train and over is not None:
+        return lambda module, *args: over(module)(*args)
     if not program.train:
         return program.fn
 
