@@ -114,7 +114,8 @@ def test_signs_of_zero_results() -> None:
         found = torch.minimum(a, b), torch.maximum(a, b), torch.frac(a), torch.relu(a), -b, a.round()
         return tuple(torch.copysign(torch.ones_like(a), f) for f in found)
 
-    a, b = torch.tensor([-0.0, 0.0, -0.0, -0.0, 0.0] * 4), torch.tensor([0.0, -0.0, -0.0, 1.0, 0.0] * 4)
+    # whole vectors only: for equal zeros eager's own last few elements follow another rule than the rest
+    a, b = torch.tensor([-0.0, 0.0, -0.0, -0.0, 0.0] * 16), torch.tensor([0.0, -0.0, -0.0, 1.0, 0.0] * 16)
     agree(fn, (a, b), exact=True)
 
 

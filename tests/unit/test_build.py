@@ -152,7 +152,9 @@ def test_interrupted_build_leaves_nothing(tmp_path: pathlib.Path) -> None:
     slow = tmp_path / "slow-compiler"
     slow.write_text("#!/bin/sh\nsleep 30\n")
     slow.chmod(0o755)
-    code = "from plait.runtime.build import compile_cpp; compile_cpp('int x;', [])"
+    # a shell that starts the tests in the background lets its children ignore interrupts
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heed}; from plait.runtime.build import compile_cpp; compile_cpp('int x;', [])"
     place = tmp_path / "tmp"
     place.mkdir(mode=0o700)
     env = {**os.environ, "CXX": str(slow), "TMPDIR": str(place)}
