@@ -105,9 +105,6 @@ struct Philox8 {
 PLAIT_USED uint32_t philox32_one(PLAIT_COUNTER) asm("plait_philox32");
 PLAIT_USED uint64_t philox64_one(PLAIT_COUNTER) asm("plait_philox64");
 PLAIT_USED float normal32_one(PLAIT_COUNTER) asm("plait_normal32");
-PLAIT_USED Words8 philox32_eight(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN8vvuuuu_plait_philox32");
-PLAIT_USED Wide4 philox64_four(Words4, Words4, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN4vvuuuu_plait_philox64");
-PLAIT_USED Floats8 normal32_eight(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm("_ZGVdN8vvuuuu_plait_normal32");
 
 uint32_t philox32_one(PLAIT_COUNTER) { return uint32_t(philox(c0, c1, c2, c3, k0, k1)); }
 uint64_t philox64_one(PLAIT_COUNTER) { return philox(c0, c1, c2, c3, k0, k1); }
@@ -115,10 +112,10 @@ float normal32_one(PLAIT_COUNTER) {
     const uint64_t w = philox(c0, c1, c2, c3, k0, k1);
     return normal<float>(uint32_t(w), uint32_t(w >> 32));
 }
-Words8 philox32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+PLAIT_INLINE inline Words8 philox32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
     return Philox8(c0, c1, c2, c3, k0, k1).word0();
 }
-Wide4 philox64_four(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+PLAIT_INLINE inline Wide4 philox64_four(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
     Philox4 p{__builtin_convertvector(c0, Wide4), __builtin_convertvector(c1, Wide4), Wide4{} + uint64_t(c2),
               Wide4{} + uint64_t(c3)};
     Wide4 key0 = Wide4{} + uint64_t(k0), key1 = Wide4{} + uint64_t(k1);
@@ -129,7 +126,7 @@ Wide4 philox64_four(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0,
     }
     return (Wide4)Philox8::woven(p.c0, p.c1);
 }
-Floats8 normal32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+PLAIT_INLINE inline Floats8 normal32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
     const Philox8 words(c0, c1, c2, c3, k0, k1);
     const Words8 w0 = words.word0(), w1 = words.word1();
     Floats8 out;
@@ -142,6 +139,31 @@ Floats8 normal32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t 
     __builtin_memcpy(&out, normals, 32);
     return out;
 }
+
+// With AVX-512 GCC calls the versions of that instruction set ("e"), and no others; eight 32-bit lanes fill 256 bits under
+// either name, so that they are passed alike.
+#define PLAIT_VERSION(ISA)                                                                                          \
+    PLAIT_USED Words8 philox32_##ISA(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm(                   \
+        "_ZGV" #ISA "N8vvuuuu_plait_philox32");                                                                     \
+    PLAIT_USED Wide4 philox64_##ISA(Words4, Words4, uint32_t, uint32_t, uint32_t, uint32_t) asm(                    \
+        "_ZGV" #ISA "N4vvuuuu_plait_philox64");                                                                     \
+    PLAIT_USED Floats8 normal32_##ISA(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm(                  \
+        "_ZGV" #ISA "N8vvuuuu_plait_normal32");                                                                     \
+    Words8 philox32_##ISA(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {               \
+        return philox32_eight(c0, c1, c2, c3, k0, k1);                                                              \
+    }                                                                                                               \
+    Wide4 philox64_##ISA(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {                \
+        return philox64_four(c0, c1, c2, c3, k0, k1);                                                               \
+    }                                                                                                               \
+    Floats8 normal32_##ISA(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {              \
+        return normal32_eight(c0, c1, c2, c3, k0, k1);                                                              \
+    }
+#ifdef __AVX512F__
+PLAIT_VERSION(e)
+#else
+PLAIT_VERSION(d)
+#endif
+#undef PLAIT_VERSION
 #undef PLAIT_USED
 #undef PLAIT_COUNTER
 
