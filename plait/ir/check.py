@@ -84,7 +84,7 @@ class _Checker:
             raise self.fail("N1", str(wrong), n) from wrong
         if dtype is not n.dtype:
             raise self.fail("N1", f"has type {n.dtype}, but its operands give {dtype}", n)
-        if not (0 <= n.reduce <= len(n.axes)) or (n.reduce and n.kind != "reduce"):
+        if not (0 <= n.reduce <= len(n.axes)) or (n.reduce and not n.reduces):
             raise self.fail("A3", f"reduces {n.reduce} of {len(n.axes)} axes", n)
         if n.kind == "scan" and not n.axes:
             raise self.fail("A3", "scans along no axis", n)

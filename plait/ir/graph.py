@@ -4,7 +4,8 @@
     Read = source, index (one Expr a source dimension, in the reader's axes), guard (all >= 0), fill where it fails
 
 A map node's value at a point of its axes is op applied to its reads' values there. A reduce node combines over its
-trailing `reduce` axes; its shape is what remains. A scan runs along its last axis. Externs read whole tensors: each of
+trailing `reduce` axes; its shape is what remains. A contract node adds up the products of its two reads over its trailing
+`reduce` axes. A scan runs along its last axis. Externs read whole tensors: each of
 their Reads has its own `domain` (the operand's shape) and the strides the call is owed.
 Nodes are interned by their Builder, so equal nodes are one object; origins are a side table and no part of identity.
 """
@@ -56,8 +57,13 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """source, map, reduce, scan, random, extern or project."""
+        """source, map, reduce, contract, scan, random, extern or project."""
         return OPS[self.op].kind
+
+    @property
+    def reduces(self) -> bool:
+        """A reduction: by a monoid, or of products."""
+        return OPS[self.op].kind in ("reduce", "contract")
 
     @property
     def shape(self) -> Shape:

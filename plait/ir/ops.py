@@ -1,8 +1,9 @@
 """The operator table of Graph: name, kind, arity and result type. No cost, no lowering, no meaning: those are other tables.
 
 Kinds: `source` (input, scalar), `map` (pointwise over the node's axes), `reduce` (by a monoid over trailing axes),
-`scan` (inclusive, along the last axis), `random` (counter-based), `extern` (an ATen call: a contraction, a scatter, or
-opaque), `project` (one result of an extern with several).
+`contract` (a sum of products over trailing axes), `scan` (inclusive, along the last axis), `random` (counter-based),
+`extern` (an ATen call: a contraction that stays the vendor library's, a scatter, or opaque), `project` (one result of an
+extern with several).
 """
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ def _attr_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return d
 
 
+def _dot(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    d = _same(dtypes, attrs)
+    if not d.is_float:
+        raise TypeMismatch(f"a contraction of {d}")
+    return d.compute
+
+
 def _i64(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     _arith(dtypes, attrs)
     return DType.i64
@@ -145,6 +153,8 @@ def _table() -> dict[str, OpDef]:
     defs += [OpDef(n, "reduce", 1, _arith) for n in ("sum", "prod", "max", "min")]
     defs += [OpDef(n, "reduce", 1, _bools) for n in ("any", "all")]
     defs += [OpDef(n, "reduce", 1, _i64, discontinuous=True) for n in ("argmax", "argmin")]
+    # products of storage types are exact in the compute type, in which they are added up
+    defs += [OpDef("dot", "contract", 2, _dot)]
     defs += [OpDef(n, "scan", 1, _arith) for n in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")]
     return {d.name: d for d in defs}
 

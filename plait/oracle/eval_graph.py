@@ -36,6 +36,7 @@ from plait.oracle.semantics import (
     IndexValue,
     axis_values,
     bitcast,
+    contract,
     eval_index,
     random_values,
     reduce_trailing,
@@ -194,6 +195,14 @@ class Evaluation:
         reads = _Operands(self, node.reads, extents, rounded)
         if node.op == "gather":
             return reads[0].expand(extents)
+        if node.kind == "contract":
+            over = range(len(extents) - node.reduce, len(extents))
+            held = self.held(node.dtype)
+            a, b = (
+                reads[k].to(held).reshape([1] * (len(extents) - reads[k].dim()) + list(reads[k].shape)) for k in (0, 1)
+            )
+            found = contract(a, b, over, extents)
+            return found.expand([1 if d in over else n for d, n in enumerate(extents)]).reshape(extents[: over.start])
         x = [reads[k].expand(extents) for k in range(len(node.reads))]
         if node.kind == "reduce":
             return reduce_trailing(node.op, x[0], node.reduce)

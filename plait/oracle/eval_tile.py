@@ -28,13 +28,14 @@ from plait.oracle.semantics import (
     IndexValue,
     axis_values,
     bitcast,
+    contract,
     eval_index,
     random_values,
     reduce_trailing,
     scan_along,
 )
 from plait.tile.check import window
-from plait.tile.program import Buffer, Check, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Buffer, Check, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
 
 
 @dataclass
@@ -122,6 +123,7 @@ class _Run:
         self.open: list[int] = []
         self.failed: set[int] = set()
         self.memory = self._memory(buffers)
+        self.monoids = {s.out: s.monoid for s in program.walk() if isinstance(s, Reduce)}
 
     def _memory(self, buffers: Sequence[Tensor]) -> list[_Memory]:
         out: list[_Memory] = []
@@ -178,6 +180,8 @@ class _Run:
             return self.let(s)
         if isinstance(s, Load):
             return self.load(s)
+        if isinstance(s, Dot):
+            return self.dot(s)
         if isinstance(s, Reduce):
             return self.reduce(s)
         arg = self.whole(self.locals[s.arg], (*s.span, s.dim))
@@ -196,6 +200,10 @@ class _Run:
     def let(self, s: Let) -> Tensor:
         args = [self.locals[a] for a in s.args]
         attrs = dict(s.attrs)
+        if s.op == "running":
+            return args[0]
+        if s.op == "before":
+            return reduce_trailing(self.monoids[s.args[0]], args[0].new_empty((*args[0].shape, 0)), 1)
         if s.op == "const":
             return torch.full((), attrs["value"], dtype=TORCH[s.dtype])
         if s.op == "index":
@@ -218,6 +226,12 @@ class _Run:
         if meaning is None:
             raise TableIncomplete(f"the evaluator has no meaning for operator {s.op!r}")
         return meaning(*args)
+
+    def dot(self, s: Dot) -> Tensor:
+        """A sum of products, of operands in their type; a sweep is one step here, so that there is nothing to scale yet."""
+        factors = [self.locals[k].to(TORCH[s.operand]).to(TORCH[s.dtype]) for k in (s.arg, s.other)]
+        factors = [f.reshape([1] * (len(self.extents) - f.dim()) + list(f.shape)) for f in factors]
+        return contract(factors[0], factors[1], s.dims, self.extents)
 
     def reduce(self, s: Reduce) -> Tensor:
         arg = self.whole(self.locals[s.arg], s.dims)

@@ -163,6 +163,20 @@ def _size(x: Tensor, count: int) -> int:
     return math.prod(x.shape[x.dim() - count :])
 
 
+def contract(a: Tensor, b: Tensor, dims: Sequence[int], extents: Sequence[int]) -> Tensor:
+    """The sum over `dims` of a * b, both of the rank of `extents` with extent 1 where they do not vary; the result likewise,
+    with extent 1 in `dims`. Never forms the product of all extents."""
+    count = math.prod(extents[d] for d in dims if a.shape[d] == b.shape[d] == 1)
+    letters = [chr(ord("a") + d) for d in range(len(extents))]
+    names = ["".join(c for c, n in zip(letters, x.shape, strict=True) if n != 1) for x in (a, b)]
+    kept = [d for d in range(len(extents)) if d not in dims and letters[d] in names[0] + names[1]]
+    squeezed = [x.reshape([n for n in x.shape if n != 1]) for x in (a, b)]
+    found = torch.einsum(f"{names[0]},{names[1]}->{''.join(letters[d] for d in kept)}", *squeezed)
+    return (found * count if count != 1 else found).reshape(
+        [extents[d] if d in kept else 1 for d in range(len(extents))]
+    )
+
+
 def scan_along(scan: str, x: Tensor, dim: int) -> Tensor:
     """Inclusive scan along `dim`, in the type of `x`."""
     if scan == "cumsum":

@@ -20,7 +20,7 @@ from plait.ir.index import Atom, Expr
 
 AxisKey = tuple[Node, int]
 Reads = Callable[[Node], tuple[Read, ...]]
-FUSIBLE = frozenset({"map", "reduce", "scan", "random"})
+FUSIBLE = frozenset({"map", "reduce", "contract", "scan", "random"})
 
 
 @dataclass

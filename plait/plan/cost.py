@@ -58,7 +58,7 @@ class CostModel:
             if n in floating:
                 continue
             every.update(al.span(n))
-            if n.kind in ("reduce", "scan"):
+            if n.reduces or n.kind == "scan":
                 row.update(al.reduced(n))
         return row, every - row
 
@@ -99,15 +99,15 @@ class CostModel:
         and of columns) are different loops, of equal rank or not."""
         first: dict[Node, int] = {}
         for n in al.nodes:
-            ends = (first[s] + (s.kind == "reduce") for s in self._inner(n, inside))
+            ends = (first[s] + (s.reduces) for s in self._inner(n, inside))
             first[n] = max(ends, default=0)
         wanted: dict[Node, set[Pass]] = {n: set() for n in al.nodes}
         for n in reversed(al.nodes):
-            if n.kind == "reduce" or n in stored:
-                outer = set(al.span(n)) & row - set(al.reduced(n)) if n.kind == "reduce" else ()
+            if n.reduces or n in stored:
+                outer = set(al.span(n)) & row - set(al.reduced(n)) if n.reduces else ()
                 wanted[n].add((first[n], frozenset(outer)))
             for s in self._inner(n, inside):
-                if s.kind != "reduce":
+                if not s.reduces:
                     wanted[s] |= wanted[n]
         return wanted
 

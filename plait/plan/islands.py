@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plait.ir.graph import Node
+from plait.plan.align import FUSIBLE
 from plait.plan.inline import Reading
 
 _SHARED_ELEMS = 256.0  # tensors smaller than this make no siblings of their readers
@@ -26,7 +27,7 @@ def levels(reading: Reading) -> dict[Node, int]:
     late: dict[Node, int] = {}
     for n in reversed(nodes):
         wants = [late[u] - (1 if u.kind == "extern" else 0) for u in users[n] if u in late]
-        sinks = n.kind in ("map", "reduce", "scan", "random") and wants
+        sinks = n.kind in FUSIBLE and wants
         late[n] = max(early[n], min(wants)) if sinks else early[n]
     return late
 

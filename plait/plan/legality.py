@@ -66,7 +66,7 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
 def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
     """Some schedule must fit: asked only where it is in doubt (several row shapes, a scan along an axis that others cut in
     two, or re-evaluated edges)."""
-    rows = {frozenset(al.reduced(n)) for n in al.nodes if n.kind in ("reduce", "scan")}
+    rows = {frozenset(al.reduced(n)) for n in al.nodes if (n.reduces or n.kind == "scan")}
     cut = any(n.kind == "scan" and len(al.reduced(n)) > 1 for n in al.nodes)
     if len(rows) <= 1 and not cut and not al.loose:
         return None

@@ -18,7 +18,7 @@ from plait.errors import CheckFailed
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.ir.ops import OPS, TypeMismatch
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
 from plait.tile.text import statement_lines
 
 _ROLES = ("in", "out", "inout", "scratch")
@@ -114,13 +114,10 @@ class _Checker:
             raise self.fail("P3", f"{what} has the span {span}, which is not a sorted tuple of dims")
         missing = frozenset(wanted) - frozenset(span)
         if missing:
-            raise self.fail("P3", f"{what} varies over {self.named(missing)}, which its span lacks")
+            raise self.fail("P3", f"{what} varies over {_named(self.p, missing)}, which its span lacks")
         closed = {d for d in span if self.p.dims[d].role == "row"} - set(scope.open) if self.swept else set()
         if closed:
-            raise self.fail("P3", f"{what} varies over {self.named(closed)}, outside a sweep over that")
-
-    def named(self, dims: Iterable[int]) -> str:
-        return ", ".join(self.p.dims[d].name for d in sorted(dims))
+            raise self.fail("P3", f"{what} varies over {_named(self.p, closed)}, outside a sweep over that")
 
     def use(self, scope: _Scope, k: int) -> _Local:
         found = scope.locals.get(k)
@@ -178,6 +175,9 @@ class _Checker:
             self.define(scope, s.out, s.dtype, s.span, arg.span | {s.dim})
 
     def let(self, s: Let, scope: _Scope) -> None:
+        if s.op in ("running", "before"):
+            self.carried(s, scope)
+            return
         args = [self.use(scope, a) for a in s.args]
         span = frozenset[int]().union(*(a.span for a in args))
         for _, v in s.attrs:
@@ -191,6 +191,15 @@ class _Checker:
         else:
             self.inferred(s.op, "map", [a.dtype for a in args], s.dtype, s)
         self.define(scope, s.out, s.dtype, s.span, span)
+
+    def carried(self, s: Let, scope: _Scope) -> None:
+        """A read of an accumulator whose sweep is open."""
+        found = scope.waiting.get(s.args[0]) if len(s.args) == 1 else None
+        if found is None:
+            raise self.fail("L4", f"{s.op} of {s.args}, which no open sweep carries")
+        if found[1].dtype is not s.dtype:
+            raise self.fail("P4", f"{s.op} of {found[1].dtype} gives {s.dtype}")
+        self.define(scope, s.out, s.dtype, s.span, found[1].span)
 
     def inferred(self, op: str, kind: str, dtypes: list[DType], declared: DType, s: Let | None = None) -> None:
         """The operator exists, takes these types and gives the declared one (in its compute type)."""
@@ -240,14 +249,26 @@ class _Checker:
         grid = {d for d in range(len(self.p.dims)) if self.p.dims[d].role == "grid"}
         repeats = (grid | set(scope.open)) - set(s.span)
         if repeats:
-            raise self.fail("L2", f"each point of {self.named(repeats)} stores again")
+            raise self.fail("L2", f"each point of {_named(self.p, repeats)} stores again")
 
     def reduce(self, s: Reduce, scope: _Scope) -> None:
         arg = self.use(scope, s.arg)
         dims = frozenset(s.dims)
         if not dims or not all(0 <= d < len(self.p.dims) and self.p.dims[d].role == "row" for d in dims):
             raise self.fail("P1", f"a reduction over {s.dims}, which are not row dims")
-        self.inferred(s.monoid, "reduce", [arg.dtype], s.dtype)
+        span = arg.span
+        if isinstance(s, Dot):
+            other = self.use(scope, s.other)
+            span |= other.span
+            if {arg.dtype, other.dtype} != {s.operand.compute}:
+                raise self.fail("P4", f"a dot of {arg.dtype} and {other.dtype} as {s.operand}")
+            self.inferred("dot", "contract", [s.operand, s.operand], s.dtype)
+        else:
+            self.inferred(s.monoid, "reduce", [arg.dtype], s.dtype)
+        if s.scale is not None:
+            scale = self.use(scope, s.scale)
+            if s.monoid not in ("sum", "dot") or scale.dtype is not s.dtype or scale.span - span | scale.span & dims:
+                raise self.fail("L5", f"the scale v{s.scale} does not suit the accumulator of v{s.out}")
         if s.monoid in ("argmax", "argmin"):
             if s.linear is None:
                 raise self.fail("P4", f"{s.monoid} lacks the index to report")
@@ -255,16 +276,20 @@ class _Checker:
         over = [depth for depth, d in enumerate(scope.open) if d in dims]
         if not over:
             if self.swept:
-                raise self.fail("L4", f"a reduction over {self.named(dims)} outside a sweep over that")
-            self.define(scope, s.out, s.dtype, s.span, arg.span - dims)
+                raise self.fail("L4", f"a reduction over {_named(self.p, dims)} outside a sweep over that")
+            self.define(scope, s.out, s.dtype, s.span, span - dims)
             return
         if not dims <= set(scope.open):
-            raise self.fail("L4", f"a reduction over {self.named(dims)} inside a sweep over only some of that")
+            raise self.fail("L4", f"a reduction over {_named(self.p, dims)} inside a sweep over only some of that")
         between = set(scope.open[over[0] :]) - dims
         if between:
-            raise self.fail("L4", f"the accumulator lives across the sweep over {self.named(between)}")
-        self.define(scope, s.out, s.dtype, s.span, arg.span - dims)
+            raise self.fail("L4", f"the accumulator lives across the sweep over {_named(self.p, between)}")
+        self.define(scope, s.out, s.dtype, s.span, span - dims)
         scope.waiting[s.out] = (over[0], scope.locals.pop(s.out))
+
+
+def _named(program: TileProgram, dims: Iterable[int]) -> str:
+    return ", ".join(program.dims[d].name for d in sorted(dims))
 
 
 def window(program: TileProgram, at: Stmt | None, around: int = 8) -> str:

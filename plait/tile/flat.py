@@ -18,7 +18,7 @@ from plait.ir.graph import Node, Read, Scalar, Shape, compose
 from plait.ir.index import Expr, Facts
 from plait.ir.recombine import recombine
 from plait.plan.align import Alignment, Reads
-from plait.tile.program import Buffer, Check, Dim, Let, Load, Reduce, Scan, Span, Stmt, Store
+from plait.tile.program import Buffer, Check, Dim, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store
 
 # operators whose operands are rounded to the user's type first, besides those the table marks discontinuous
 _EXACT = frozenset({"isnan", "isinf", "signbit"})
@@ -60,7 +60,7 @@ def order_dims(al: Alignment, stored: Sequence[Node], reads: Reads) -> tuple[lis
     floating = al.floating(stored, reads)
     members = [n for n in al.nodes if n not in floating]
     for n in members:
-        if n.kind in ("reduce", "scan"):
+        if n.reduces or n.kind == "scan":
             row.update(al.reduced(n))
     grid_order: dict[int, None] = {}
     row_order: dict[int, None] = {}
@@ -125,7 +125,7 @@ class _Lowering:
         place = self.place.get(n)
         if place is not None and index == place[: len(n.shape)]:
             guard = ()
-        if n.kind in ("reduce", "scan"):
+        if n.reduces or n.kind == "scan":
             guard = () if member else guard
         # only these hand on a value that was never rounded
         exact = exact and n.op in _PASSES and self.env.numerics == "fused" and (member or n in self.env.inline)
@@ -145,6 +145,8 @@ class _Lowering:
             return self.let("index", (), DType.i64, expr=expr)
         if n.kind == "reduce":
             return self.reduce(n, index)
+        if n.kind == "contract":
+            return self.contract(n, index)
         if n.kind == "scan":
             return self.scan(n, index)
         if n.kind == "random":
@@ -250,6 +252,20 @@ class _Lowering:
         self.stmts.append(Reduce(out, n.op, v, _span(dims), n.dtype, _span(span), linear))
         return out
 
+    def contract(self, n: Node, index: Shape) -> int:
+        """A sum of products. The Dot itself rounds its factors to their type, unless they must be eager's bits before."""
+        place = self.place[n]
+        if index != place[: len(n.shape)]:
+            raise LowerFailed(f"{n} is read away from its place")
+        dims = frozenset(self.dim_of[a] for a in self.al.reduced(n))
+        exact = self.env.numerics != "fused"
+        a, b = (self.operand(n, r, place, (), exact) for r in n.reads)
+        span = (self.spans[a] | self.spans[b]) - dims
+        out = self.fresh(span, n.dtype)
+        operand = n.reads[0].source.dtype
+        self.stmts.append(Dot(out, "dot", a, _span(dims), n.dtype, _span(span), other=b, operand=operand))
+        return out
+
     def scan(self, n: Node, index: Shape) -> int:
         if index != self.place[n]:
             raise LowerFailed(f"{n} is read away from its place")
@@ -280,19 +296,11 @@ class _Lowering:
         self.stmts.append(Let(out, op, args, result, _span(span), packed))
         return out
 
-    def _guards_matter(self, n: Node, at: Shape, address: Expr, guard: Shape) -> bool:
-        """Guards of what is in bounds anyway and varies over other dims only keep a load from being hoisted."""
-        if any(g.values() for g in guard) or any(e.values() for e in at):
-            return True
-        if any(g.axes() & address.axes() for g in guard):
-            return True
-        return not all(self.facts.in_range(e, extent) for e, extent in zip(at, n.shape, strict=True))
-
     def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar, filled: bool = False) -> int:
         """A load under a guard; `filled`: somebody wants the fill where the guard fails, so it may not be dropped."""
         strides = self.env.strides(n)
         address = recombine(_dot(at, strides), self.facts)
-        if guard and not filled and not self._guards_matter(n, at, address, guard):
+        if guard and not filled and not _guards_matter(n, at, address, guard, self.facts):
             guard = ()
         key = ("load", n, at, guard, repr(fill))
         found = self.memo.get(key)
@@ -332,6 +340,15 @@ class _Lowering:
             elems = ix.ONE + _dot(tuple(e - 1 for e in n.shape), strides)
             self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems)))
         return found
+
+
+def _guards_matter(n: Node, at: Shape, address: Expr, guard: Shape, facts: Facts) -> bool:
+    """Guards of what is in bounds anyway and varies over other dims only keep a load from being hoisted."""
+    if any(g.values() for g in guard) or any(e.values() for e in at):
+        return True
+    if any(g.axes() & address.axes() for g in guard):
+        return True
+    return not all(facts.in_range(e, extent) for e, extent in zip(at, n.shape, strict=True))
 
 
 def _dot(index: Shape, strides: Shape) -> Expr:

@@ -20,7 +20,7 @@ from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr, Facts
 from plait.tile.coalesce import exprs_of, map_exprs
 from plait.tile.flat import Flat
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store
 
 _MOST_PIECES = 4
 _LEAST_POINTS = 8  # of a piece: below that the pieces would be no vectors
@@ -29,6 +29,8 @@ _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "an
 
 def cut_pieces(flat: Flat) -> Flat:
     """The same statements with such dims cut, one after another."""
+    if any(isinstance(s, Dot) for s in flat.stmts):
+        return flat  # its loops are cut by tiles
     for d in range(len(flat.dims)):
         points = _piece(flat, d)
         if points:

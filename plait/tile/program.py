@@ -15,7 +15,8 @@ Types: a local's `dtype` is a compute type (never f16, bf16, f8*): a Load conver
 rounds to it. Let "round" (attr dtype) rounds to a storage type and keeps the compute type.
 
 Invariants: L1 in bounds under guard; L2 each output element stored once; L3 masked lanes hold the identity of the
-reduction that consumes them; L4 no value escapes its loop but reduce results; L5 accumulators have the declared dtype.
+reduction that consumes them; L4 no value escapes its loop but reduce results (inside
+the loop a carried one is read by "running" and "before" only); L5 accumulators have the declared dtype.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Buffer:
 @dataclass(frozen=True, slots=True)
 class Let:
     """out = op(args). Ops are the map and random operators of ir/ops (same attributes, with `expr` and `linear` over dims),
-    "round" (attr dtype: to a storage type and back), and "holds" (no args, attr guard: a tuple of Exprs over dims and locals;
-    true where all are >= 0)."""
+    "round" (attr dtype: to a storage type and back), "holds" (no args, attr guard: a tuple of Exprs over dims and locals;
+    true where all are >= 0), and of a Reduce that an open sweep carries, "running" (its value so far, this step's points
+    included) and "before" (its value before this step's Reduce statement)."""
 
     out: int
     op: str
@@ -108,7 +110,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """out = monoid over `dims` of arg. Monoids: sum prod max min any all argmax argmin (as in ir/ops). `linear` is, for
-    argmax and argmin, the index to report, over dims."""
+    argmax and argmin, the index to report, over dims. `scale` (of a sum inside a sweep over its dims): the local by which
+    what was added up before this step is multiplied first, as online softmax does when its maximum has moved."""
 
     out: int
     monoid: str
@@ -117,6 +120,17 @@ class Reduce:
     dtype: DType
     span: Span  # of the result: arg's span less dims
     linear: Expr | None = None
+    scale: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dot(Reduce):
+    """out = sum over `dims` of round(arg) * round(other), rounded to nearest in the type `operand` (which may be a storage
+    type), added up in `dtype`; `monoid` is "dot". Both factors need not vary over the same dims: a tile of the result is
+    a matrix product of a tile of each."""
+
+    other: int = -1
+    operand: DType = DType.f32
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from plait.ir.index import Expr
 from plait.plan.opcost import op_cost
 from plait.tile.coalesce import exprs_of, map_exprs
 from plait.tile.flat import Flat
-from plait.tile.program import Buffer, Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep
+from plait.tile.program import Buffer, Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep
 
 Sink = Store | Check | Reduce
 _DEAR = 8.0  # additions' worth of work from which on storing and loading again is cheaper
@@ -146,6 +146,8 @@ class _Sweeper:
             direct.append(s.value)
         elif isinstance(s, Reduce | Scan):
             direct.append(s.arg)
+            if isinstance(s, Dot):
+                direct.append(s.other)
         for e in exprs_of(s):
             direct += sorted(e.values())
         return direct
@@ -262,6 +264,8 @@ def _renamed(s: Stmt, env: dict[int, int]) -> Stmt:
         return replace(s, args=tuple(env[a] for a in s.args))
     if isinstance(s, Store):
         return replace(s, value=env[s.value])
+    if isinstance(s, Dot):
+        return replace(s, arg=env[s.arg], other=env[s.other])
     if isinstance(s, Reduce | Scan):
         return replace(s, arg=env[s.arg])
     return s

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 from plait.ir.index import Atom, Expr
 from plait.ir.text import leaf_name, print_expr, print_value
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
 
 
 def print_program(program: TileProgram, header: bool = True) -> str:
@@ -83,8 +83,12 @@ def print_statement(s: Stmt, program: TileProgram, leaf: Callable[[Atom], str] |
         range_ = f"0 <= {print_expr(s.index, name)} < {print_expr(s.extent, name)}"
         return f"check {range_} else {s.code} over {over(s.span)}{_guard(s.guard, name)}"
     if isinstance(s, Reduce):
+        scale = f" scale v{s.scale}" if s.scale is not None else ""
+        dims = ",".join(_dim(program, d) for d in s.dims)
+        if isinstance(s, Dot):
+            return f"{typed(s)} = dot v{s.arg}, v{s.other} as {s.operand.value} over {dims}{scale}"
         linear = f" linear {print_expr(s.linear, name)}" if s.linear is not None else ""
-        return f"{typed(s)} = {s.monoid} v{s.arg} over {','.join(_dim(program, d) for d in s.dims)}{linear}"
+        return f"{typed(s)} = {s.monoid} v{s.arg} over {dims}{linear}{scale}"
     return f"{typed(s)} = {s.scan} v{s.arg} along {_dim(program, s.dim)}"
 
 

@@ -63,7 +63,7 @@ def _prefer(graph: Graph) -> Graph:
         n = r.source
         if (
             (
-                n.kind in ("map", "reduce", "scan", "random")
+                n.kind in ("map", "reduce", "contract", "scan", "random")
                 and n not in taken
                 and r.index == identity(n.shape)
                 and r.domain == n.shape
