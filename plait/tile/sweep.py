@@ -2,7 +2,7 @@
 
 At each loop level the reductions that end there are ranked by dependency; each rank is one pass. A value that a later
 pass needs again is recomputed there, unless it is dear and `keep` allows a private row buffer for it. Values that do
-not vary over a loop are computed outside it.
+not vary over a loop are computed outside it. Sums that follow a maximum by an exponential share its pass (see cascade).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.plan.opcost import op_cost
+from plait.tile.cascade import Follows, Values, correction, follows, operands, running_base
 from plait.tile.coalesce import exprs_of, map_exprs
 from plait.tile.flat import Flat
 from plait.tile.program import Buffer, Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep
@@ -42,14 +43,13 @@ class _Sweeper:
         self.flat = flat
         self.rows = [i for i, d in enumerate(flat.dims) if d.role == "row"]
         self.rowset = frozenset(self.rows)
-        self.defs: dict[int, Let | Load | Reduce | Scan] = {
-            s.out: s for s in flat.stmts if isinstance(s, Let | Load | Reduce | Scan)
-        }
+        self.values = Values(flat.stmts)
+        self.defs = self.values.defs
         self.next = max(self.defs, default=-1) + 1
         self.room = keep_bytes
         self.scratch: list[Buffer] = []
-        self.closures: dict[int, frozenset[int]] = {}
         self.current: dict[int, int] = {}  # a pending reduction -> the local its result goes to this time
+        self.scales: dict[int, int] = {}  # a maximum in its pass -> the correction of the sums that follow it
 
     def run(self) -> Swept:
         sinks: list[Sink] = [s for s in self.flat.stmts if isinstance(s, Store | Check)]
@@ -70,6 +70,8 @@ class _Sweeper:
                 if dim is None:
                     for s in members:
                         self.perform(out, names, s)
+                        if isinstance(s, Reduce):
+                            self.lead(out, names, s, members)
                     continue
                 later = [s for g in phases[number + 1 :] for s in g] if inside == frozenset() else []
                 inner = inside | {dim}
@@ -81,6 +83,7 @@ class _Sweeper:
             for s in group:
                 if isinstance(s, Reduce):
                     names[s.out] = self.current[s.out]
+                    self.scales.pop(s.out, None)
         return out
 
     def reload(self, kept: dict[int, int], inner: frozenset[int]) -> dict[int, int]:
@@ -111,7 +114,7 @@ class _Sweeper:
         groups: dict[int, list[Sink]] = {}
         for s in order:
             below = [
-                rank[v]
+                rank[v] - (self.followed(s, v) is not None)
                 for v in self.closure_of(s, names)
                 if v in ends and v in rank and not (isinstance(s, Reduce) and v == s.out)
             ]
@@ -120,6 +123,10 @@ class _Sweeper:
                 rank[s.out] = r
             groups.setdefault(r, []).append(s)
         return [groups[r] for r in sorted(groups)]
+
+    def followed(self, s: Sink, v: int) -> Follows | None:
+        """Whether s, a sum, may share the pass of v, a maximum that its terms hang on."""
+        return follows(self.values, s, self.defs[v]) if isinstance(s, Reduce) else None
 
     def by_next_dim(self, inside: frozenset[int], group: list[Sink]) -> list[tuple[int | None, list[Sink]]]:
         """Sinks by the outermost row dim they still need a sweep over; straight-line ones last (they may use the sweeps)."""
@@ -138,37 +145,15 @@ class _Sweeper:
         return frozenset(self.defs[v].span) & self.rowset
 
     # ---------------------------------------------------------------- values
-    def operands(self, s: Stmt) -> list[int]:
-        direct: list[int] = []
-        if isinstance(s, Let):
-            direct += s.args
-        elif isinstance(s, Store):
-            direct.append(s.value)
-        elif isinstance(s, Reduce | Scan):
-            direct.append(s.arg)
-            if isinstance(s, Dot):
-                direct.append(s.other)
-        for e in exprs_of(s):
-            direct += sorted(e.values())
-        return direct
-
-    def closure(self, v: int) -> frozenset[int]:
-        """v and all locals under it."""
-        found = self.closures.get(v)
-        if found is None:
-            found = frozenset({v}).union(*(self.closure(a) for a in self.operands(self.defs[v])))
-            self.closures[v] = found
-        return found
-
     def closure_of(self, s: Sink, names: dict[int, int]) -> set[int]:
         """Locals a sink needs that are not available."""
         out: set[int] = set()
-        stack = self.operands(s)
+        stack = operands(s)
         while stack:
             v = stack.pop()
             if v not in out and v not in names:
                 out.add(v)
-                stack.extend(self.operands(self.defs[v]))
+                stack.extend(operands(self.defs[v]))
         return out
 
     def hoist(self, out: list[Stmt], inside: frozenset[int], names: dict[int, int], sinks: list[Sink]) -> None:
@@ -180,15 +165,30 @@ class _Sweeper:
 
     def ready(self, v: int, names: dict[int, int]) -> bool:
         return v in names or (
-            not isinstance(self.defs[v], Reduce) and all(self.ready(a, names) for a in self.operands(self.defs[v]))
+            not isinstance(self.defs[v], Reduce) and all(self.ready(a, names) for a in operands(self.defs[v]))
         )
 
     def perform(self, out: list[Stmt], names: dict[int, int], s: Sink) -> None:
-        env = {v: self.materialise(out, names, v) for v in self.operands(s)}
-        done = _renamed(s, env)
-        out.append(
-            replace(done, out=self.current[s.out]) if isinstance(done, Reduce) and isinstance(s, Reduce) else done
-        )
+        done = _renamed(s, {v: self.materialise(out, names, v) for v in operands(s)})
+        if isinstance(done, Reduce) and isinstance(s, Reduce):
+            scales = [scale for v, scale in self.scales.items() if v != s.out and v in self.values.under(s.out)]
+            done = replace(done, out=self.current[s.out], scale=scales[0] if scales else None)
+        out.append(done)
+
+    def lead(self, out: list[Stmt], names: dict[int, int], m: Reduce, sinks: list[Sink]) -> None:
+        """After the step of a maximum that sums of its pass follow: what they take for it, and what corrects them."""
+        found = next((f for s in sinks if (f := self.followed(s, m.out)) is not None), None)
+        if found is None:
+            return
+        carried = replace(m, out=self.current[m.out])
+        base = running_base(carried, [self.fresh() for _ in range(5)])
+        before = self.fresh()
+        out += [*base, Let(before, "before", (carried.out,), m.dtype, m.span)]
+        earlier = {v: name for v, name in names.items() if m.out not in self.values.under(v)} | {m.out: before}
+        names[m.out] = base[-1].out
+        anchors = self.materialise(out, earlier, found.anchor), self.materialise(out, names, found.anchor)
+        out += correction(found.op, carried, before, anchors, [self.fresh() for _ in range(6)])
+        self.scales[m.out] = out[-1].out  # type: ignore[union-attr]
 
     def fresh(self) -> int:
         self.next += 1
@@ -206,7 +206,7 @@ class _Sweeper:
         elif isinstance(d, Reduce):
             raise LowerFailed("a reduction's result is used before its sweep ends")
         else:
-            env = {a: self.materialise(out, names, a) for a in self.operands(d)}
+            env = {a: self.materialise(out, names, a) for a in operands(d)}
             again = _renamed(d, env)
             assert isinstance(again, Let | Load | Scan)
             out.append(replace(again, out=name))
@@ -231,8 +231,8 @@ class _Sweeper:
             for v in soon & after
             if self.row_span(v) == self.rowset and v not in kept and not isinstance(self.defs[v], Scan)
         }
-        users = {a for s in later for a in self.operands(s)}
-        users |= {a for v in after - shared for a in self.operands(self.defs[v])}
+        users = {a for s in later for a in operands(s)}
+        users |= {a for v in after - shared for a in operands(self.defs[v])}
         out: list[Store] = []
         for v in sorted(shared & users):
             if self.work(v, names) < _DEAR:
@@ -243,7 +243,7 @@ class _Sweeper:
         return out
 
     def work(self, v: int, names: dict[int, int]) -> float:
-        return sum(op_cost(d.op) for x in self.closure(v) if x not in names and isinstance(d := self.defs[x], Let))
+        return sum(op_cost(d.op) for x in self.values.under(v) if x not in names and isinstance(d := self.defs[x], Let))
 
     def new_scratch(self, v: int) -> int | None:
         elems = ix.product(self.flat.dims[i].extent for i in self.rows)
