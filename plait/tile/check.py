@@ -52,6 +52,9 @@ class _Checker:
         self.assigned: set[int] = set()
         self.now: Stmt | None = None
         self.swept = any(isinstance(s, Sweep) for s in program.body)
+        # row dims that tiles cover whole, in a program that sweeps others
+        swept = {s.dim for s in program.walk() if isinstance(s, Sweep)}
+        self.whole = {i for i, d in enumerate(program.dims) if program.schedule.size(d.name) == 0} - swept
 
     def fail(self, invariant: str, sentence: str) -> CheckFailed:
         return CheckFailed("tile", invariant, f"{self.p.name}: {sentence}", window(self.p, self.now))
@@ -115,7 +118,8 @@ class _Checker:
         missing = frozenset(wanted) - frozenset(span)
         if missing:
             raise self.fail("P3", f"{what} varies over {_named(self.p, missing)}, which its span lacks")
-        closed = {d for d in span if self.p.dims[d].role == "row"} - set(scope.open) if self.swept else set()
+        open_dims = {*scope.open, *self.whole}
+        closed = {d for d in span if self.p.dims[d].role == "row"} - open_dims if self.swept else set()
         if closed:
             raise self.fail("P3", f"{what} varies over {_named(self.p, closed)}, outside a sweep over that")
 
@@ -275,11 +279,11 @@ class _Checker:
             self.spans(scope, tuple(sorted(arg.span | dims)), self.expr(scope, s.linear), "the index to report")
         over = [depth for depth, d in enumerate(scope.open) if d in dims]
         if not over:
-            if self.swept:
+            if self.swept and not dims <= self.whole:
                 raise self.fail("L4", f"a reduction over {_named(self.p, dims)} outside a sweep over that")
             self.define(scope, s.out, s.dtype, s.span, span - dims)
             return
-        if not dims <= set(scope.open):
+        if not dims <= {*scope.open, *self.whole}:
             raise self.fail("L4", f"a reduction over {_named(self.p, dims)} inside a sweep over only some of that")
         between = set(scope.open[over[0] :]) - dims
         if between:

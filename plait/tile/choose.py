@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from plait.ir import index as ix
 from plait.ir.index import Expr
 from plait.plan.device import DeviceSpec
+from plait.tile.choose_contract import choose_contract, has_dots
 from plait.tile.flat import Flat
 from plait.tile.program import Dim, Load, Reduce, Scan, Store
 from plait.tile.schedule import Schedule
@@ -27,7 +28,9 @@ _GPU_ROW_TILE = 4096  # elements a block of short rows holds
 
 
 def choose(flat: Flat, spec: DeviceSpec, hint: Hint) -> Schedule:
-    """The default schedule."""
+    """The default schedule. Raises LowerFailed where there is none."""
+    if has_dots(flat):
+        return choose_contract(flat, spec, hint, vector_dim(flat, hint))
     return _choose_cpu(flat, hint) if spec.kind == "cpu" else _choose_gpu(flat, spec, hint)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plait.errors import LowerFailed
 from plait.ir.graph import Node
 from plait.plan.align import Alignment
 from plait.plan.device import DeviceSpec
+from plait.tile.cascade import defer
 from plait.tile.choose import Hint, choose
+from plait.tile.choose_contract import has_dots
 from plait.tile.coalesce import coalesce, exprs_of
 from plait.tile.flat import Env, Flat, lower_flat
 from plait.tile.pieces import cut_pieces
-from plait.tile.program import Stmt, Sweep, TileProgram
+from plait.tile.program import Dot, Stmt, Sweep, TileProgram, walk
 from plait.tile.schedule import Schedule
 from plait.tile.sweep import sweep
 
@@ -40,7 +43,9 @@ def lower(
     header: tuple[str, ...] = (),
 ) -> Lowered:
     """Lower a group under `schedule` (default: chosen for the device). Raises LowerFailed when the group has no such form."""
-    flat = cut_pieces(coalesce(lower_flat(al, stored, env)))
+    flat = lower_flat(al, stored, env)
+    flat = coalesce(defer(flat) if env.numerics == "fused" else flat)
+    flat = cut_pieces(flat)
     schedule = schedule or choose(flat, spec, hint)
     return program_of(flat, schedule, spec, name, header)
 
@@ -51,7 +56,8 @@ def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, head
     if schedule.form == "swept":
         roles = {d.name: d.role for d in flat.dims}
         keep = _ROW_BUFFER_BYTES if spec.kind == "cpu" and roles.get(schedule.vector) == "row" else 0
-        swept = sweep(flat, keep)
+        swept = sweep(flat, keep, _whole(flat, schedule))
+        _once(flat, swept.body)
         body, buffers = swept.body, (*flat.buffers, *swept.scratch)
     program = TileProgram(
         name=name,
@@ -64,6 +70,25 @@ def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, head
         header=header,
     )
     return Lowered(program, flat.tensors)
+
+
+def _whole(flat: Flat, schedule: Schedule) -> frozenset[int]:
+    """Row dims of a program with contractions that a block holds whole: no loop walks them."""
+    if not has_dots(flat):
+        return frozenset()
+    return frozenset(
+        i
+        for i, d in enumerate(flat.dims)
+        if d.role == "row" and schedule.size(d.name) == 0 and d.extent.const is not None
+    )
+
+
+def _once(flat: Flat, body: tuple[Stmt, ...]) -> None:
+    """A product is too dear to be formed again in a second pass."""
+    want = sum(isinstance(s, Dot) for s in flat.stmts)
+    have = sum(isinstance(s, Dot) for s in walk(body))
+    if have > want:
+        raise LowerFailed("a product would be formed again for a second pass over its rows")
 
 
 def _symbols(flat: Flat, body: tuple[Stmt, ...]) -> tuple[str, ...]:

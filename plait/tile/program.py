@@ -171,11 +171,12 @@ class TileProgram:
 
     def walk(self) -> Iterator[Stmt]:
         """Every statement, sweeps before their bodies."""
-        yield from _walk(self.body)
+        yield from walk(self.body)
 
 
-def _walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement of a body, sweeps before their bodies."""
     for s in body:
         yield s
         if isinstance(s, Sweep):
-            yield from _walk(s.body)
+            yield from walk(s.body)

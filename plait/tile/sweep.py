@@ -31,17 +31,17 @@ class Swept:
     scratch: tuple[Buffer, ...]
 
 
-def sweep(flat: Flat, keep_bytes: int = 0) -> Swept:
-    """Nest a flat program's statements in sweeps. `keep_bytes`: room for private row buffers (0: recompute everything);
+def sweep(flat: Flat, keep_bytes: int = 0, whole: frozenset[int] = frozenset()) -> Swept:
+    """Nest a flat program's statements in sweeps, over row dims but those that blocks hold `whole`. `keep_bytes`: room for private row buffers (0: recompute everything);
     a buffer holds one row of one block, so it wants a vector dim that is a row dim.
     Raises LowerFailed when a reduced dim lies outside a dim its result still has."""
-    return _Sweeper(flat, keep_bytes).run()
+    return _Sweeper(flat, keep_bytes, whole).run()
 
 
 class _Sweeper:
-    def __init__(self, flat: Flat, keep_bytes: int) -> None:
+    def __init__(self, flat: Flat, keep_bytes: int, whole: frozenset[int]) -> None:
         self.flat = flat
-        self.rows = [i for i, d in enumerate(flat.dims) if d.role == "row"]
+        self.rows = [i for i, d in enumerate(flat.dims) if d.role == "row" and i not in whole]
         self.rowset = frozenset(self.rows)
         self.values = Values(flat.stmts)
         self.defs = self.values.defs

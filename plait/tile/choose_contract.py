@@ -1,0 +1,156 @@
+"""The default schedule of a program with contractions: which dims blocks own, which they stream over, which stay whole.
+
+rows, columns   free dims of a Dot's two factors that blocks own: a tile of each
+batch           dims that both factors (or none) vary over: one point a block
+stream          row dims that a Dot's result varies over (keys of attention, a vocabulary): swept, a tile at a time
+depth           summed dims: whole where another reduction waits for the sum in every step of a stream, else swept
+width           free dims of a Dot over a stream that its inner Dots lack (attention's value dim): whole, because each
+                tile of it would do the inner products again
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plait.errors import LowerFailed
+from plait.ir.index import Expr
+from plait.plan.device import DeviceSpec
+from plait.tile.flat import Flat
+from plait.tile.program import Dot
+from plait.tile.schedule import Schedule
+
+Hint = Callable[[Expr], int]
+WIDEST = 256  # points of a dim that a block holds whole
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Dims by what contractions make of them."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    stream: tuple[int, ...]
+    depth: tuple[int, ...]
+    width: tuple[int, ...]
+
+
+def has_dots(flat: Flat) -> bool:
+    """Whether this file is the one to ask."""
+    return any(isinstance(s, Dot) for s in flat.stmts)
+
+
+def roles(flat: Flat) -> Roles:
+    """Sort the dims of a program with contractions."""
+    spans = {getattr(s, "out", -1): frozenset(getattr(s, "span", ())) for s in flat.stmts}
+    dots = [s for s in flat.stmts if isinstance(s, Dot)]
+    row = {i for i, d in enumerate(flat.dims) if d.role == "row"}
+    stream = {d for s in dots for d in s.span if d in row}
+    inner = [s for s in dots if stream & set(s.span)]
+    outer = [s for s in dots if not stream & set(s.span)]
+    rows: dict[int, None] = {}
+    columns: dict[int, None] = {}
+    width: dict[int, None] = {}
+    for s in (*inner, *outer):
+        a, b = (spans[k] - row for k in (s.arg, s.other))
+        for d in sorted(a - b):
+            (rows if d not in columns else columns).setdefault(d)
+        for d in sorted(b - a):
+            lacks = inner and s in outer and not any(d in t.span for t in inner)
+            (width if lacks else rows if d in rows else columns).setdefault(d)
+    if inner:
+        for s in outer:  # a product of the stream with the rows may stand on either side
+            for d in [d for d in rows if d in s.span and not any(d in t.span for t in inner)]:
+                del rows[d]
+                width.setdefault(d)
+    depth = {d for s in dots for d in s.dims} - stream
+    return Roles(tuple(rows), tuple(columns), tuple(sorted(stream)), tuple(sorted(depth)), tuple(width))
+
+
+def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None) -> Schedule:
+    """The default schedule. Raises LowerFailed for a program whose blocks would not hold what they must."""
+    found = roles(flat)
+    tile: dict[int, int] = {}
+    for d in found.width:
+        extent = flat.dims[d].extent.const
+        if extent is None or extent > WIDEST:
+            raise LowerFailed(f"a block would have to hold all {flat.dims[d].extent} points of the result's rows")
+        tile[d] = 0
+    if math.prod(flat.dims[d].extent.const or 1 for d in found.width) > WIDEST:
+        raise LowerFailed("a block would have to hold the result's rows whole")
+    for d in found.depth:
+        extent = flat.dims[d].extent.const
+        whole = found.stream and extent is not None and extent <= WIDEST
+        tile[d] = 0 if whole else _depth_tile(flat, spec)
+    sizes = _cpu_tiles(flat, found, hint) if spec.kind == "cpu" else _gpu_tiles(flat, found, spec, hint)
+    tile |= sizes
+    name = flat.dims[vector].name if vector is not None else ""
+    tiles = tuple((flat.dims[d].name, tile[d]) for d in sorted(tile))
+    if spec.kind == "cpu":
+        return Schedule(form="swept", tile=tiles, vector=name)
+    area = math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *(found.stream or found.columns)[-1:]))
+    warps = 8 if area >= 128 * 128 else 4
+    if found.stream:
+        warps = 8 if max((sizes.get(d, 1) for d in found.rows), default=1) >= 128 else 4
+    return Schedule(form="swept", tile=tiles, warps=warps, stages=2 if found.stream else 3, vector=name)
+
+
+def _operand_bytes(flat: Flat) -> int:
+    return max(s.operand.nbytes for s in flat.stmts if isinstance(s, Dot))
+
+
+def _depth_tile(flat: Flat, spec: DeviceSpec) -> int:
+    """Summed points of one step."""
+    return 256 if spec.kind == "cpu" else 128 // _operand_bytes(flat)
+
+
+def _pow2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _largest(flat: Flat, dims: tuple[int, ...], hint: Hint) -> int | None:
+    return max(dims, key=lambda d: (hint(flat.dims[d].extent), d), default=None)
+
+
+def _blocks(flat: Flat, tile: dict[int, int], hint: Hint) -> int:
+    out = 1
+    for i, d in enumerate(flat.dims):
+        if d.role == "grid" and tile.get(i, 1) != 0:
+            out *= -(-hint(d.extent) // tile.get(i, 1))
+    return out
+
+
+def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
+    tile: dict[int, int] = dict.fromkeys(found.width, 0)
+    narrow = _operand_bytes(flat) <= 2
+    chosen: list[int] = []
+    for dims in (found.rows, found.columns):
+        d = _largest(flat, dims, hint)
+        if d is not None:
+            tile[d] = min(128 if narrow else 64, _pow2(hint(flat.dims[d].extent)))
+            chosen.append(d)
+    while found.stream == () and chosen and _blocks(flat, tile, hint) < spec.units:
+        d = max(chosen, key=lambda d: tile[d])
+        if tile[d] <= 32:
+            break
+        tile[d] //= 2
+    if found.stream:
+        last = _largest(flat, found.stream, hint)
+        assert last is not None
+        held = math.prod(hint(flat.dims[d].extent) for d in (found.width or found.depth))
+        most = 128 if held <= 64 or not found.width else 64
+        tile[last] = min(most if narrow else 32, max(16, _pow2(hint(flat.dims[last].extent))))
+    return {d: n for d, n in tile.items() if d not in found.width}
+
+
+def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
+    tile: dict[int, int] = {}
+    for dims, most in ((found.rows, 64), (found.columns, 128)):
+        d = _largest(flat, dims, hint)
+        if d is not None:
+            tile[d] = min(most, _pow2(hint(flat.dims[d].extent)))
+    last = _largest(flat, found.stream, hint)
+    if last is not None:
+        tile[last] = min(128, _pow2(hint(flat.dims[last].extent)))
+    return tile
