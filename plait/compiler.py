@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.errors import LowerFailed
+from plait.errors import InternalError, LowerFailed
 from plait.frontend.fx_import import import_fx
 from plait.ir.check import check_graph
 from plait.ir.graph import Graph, Node
@@ -20,10 +20,12 @@ from plait.plan.device import DeviceSpec, spec_for
 from plait.plan.horizontal import launches
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts
+from plait.plan.openings import in_order, lonely, worth_opening
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
 from plait.rewrite.passes.materialise import materialise
+from plait.rewrite.passes.open_contractions import can_open, open_contractions
 from plait.rewrite.passes.split_reductions import split_reductions
 from plait.rewrite.passes.write_rows import write_rows
 from plait.runtime import report
@@ -52,10 +54,9 @@ def compile_graph(
     """Compile one FX graph of ATen calls. Raises CompileError (of a kind) where it cannot."""
     graph = import_fx(gm, example_inputs, numerics=options.numerics, rng=options.rng)
     spec = spec_for("cuda" if graph.device.startswith("cuda") else "cpu", _card(graph.device))
-    graph = simplify(graph, spec, options)
-    compiled = plan_and_lower(graph, spec, options)
+    compiled = all_levels(graph, spec, options)
     report.compiled(compiled)
-    script = link(graph, compiled.plan.reading, compiled.launches, Layouts(graph))
+    script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
     return assemble(gm, compiled, script, options)
 
 
@@ -73,8 +74,30 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
     return graph
 
 
+def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
+    """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where nothing joins them."""
+    calls = [n for n in graph.nodes() if can_open(n)]
+    chosen = worth_opening(graph, spec, can_open) if options.plan != "none" else frozenset()
+    while True:
+        opened = open_contractions(graph, chosen.__contains__) if chosen else graph
+        compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
+        alone = lonely(compiled.plan)
+        if not alone:
+            return compiled
+        mine = [n for n in calls if n in chosen]
+        products = in_order(compiled.graph.nodes())
+        if len(products) != len(mine):
+            raise InternalError(f"{len(mine)} calls were opened, {len(products)} products are there")
+        chosen -= {call for call, product in zip(mine, products, strict=True) if product in alone}
+
+
 def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
-    """Graph to Plan to TilePrograms."""
+    """Simplified Graph to Plan to TilePrograms."""
+    plan, env = _planned(graph, spec, options)
+    return _lowered(plan, env, spec, options)
+
+
+def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:
     reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
     env = Env(Layouts(graph).strides, reading.inline, options.numerics, graph.symbols, reading.reads)
 
@@ -85,7 +108,11 @@ def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled
             return Reason(Why.MISALIGNED, refused.message)
         return None
 
-    plan = make_plan(graph, spec, reading, fits, fuse=options.plan != "none")
+    return make_plan(graph, spec, reading, fits, fuse=options.plan != "none"), env
+
+
+def _lowered(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Compiled:
+    graph = plan.graph
     steps: list[Launch] = []
     for batch in launches(plan, fuse=options.plan != "none"):
         if batch[0].kind == "extern":
@@ -158,4 +185,4 @@ def _card(device: str) -> str:
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 
 
-__all__ = ["Compiled", "Node", "compile_graph", "plan_and_lower", "simplify"]
+__all__ = ["Compiled", "Node", "all_levels", "compile_graph", "plan_and_lower", "simplify"]

@@ -6,12 +6,14 @@ Rows that do not stay on chip are read again by every sweep, from the last-level
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from plait.ir.graph import Graph, Node
+from plait.ir.graph import Graph, Node, Read
 from plait.ir.index import Expr
 from plait.plan.align import Alignment
+from plait.plan.contract_cost import OWN, Tiling, product_ns
 from plait.plan.device import DeviceSpec
 from plait.plan.inline import Reading
 from plait.plan.opcost import op_cost
@@ -29,12 +31,14 @@ class Cost:
     ops: float
     blocks: float  # independent pieces of work
     launches: int = 1
+    products_ns: float = 0.0  # contractions, at the throughput of generated code
 
     def time_on(self, spec: DeviceSpec) -> float:
         """Predicted nanoseconds."""
         share = min(1.0, max(self.blocks, 1.0) / spec.units)
         memory = (self.bytes_read + self.bytes_written) / spec.bytes_per_ns + self.cache_bytes / spec.cache_bytes_per_ns
-        return spec.launch_ns * self.launches + max(memory, self.ops / spec.ops_per_ns) / share
+        work = self.ops / spec.ops_per_ns + self.products_ns
+        return spec.launch_ns * self.launches + max(memory, work) / share
 
 
 class CostModel:
@@ -67,6 +71,8 @@ class CostModel:
         inside = frozenset(al.nodes)
         stored = self._stored(inside)
         row, grid = self.row_and_grid(al)
+        if any(n.kind == "contract" for n in al.nodes):
+            return self._contract_cost(al, inside, stored, grid)
         row_elems = self.size(al.extent[a] for a in row)
         kept = row_elems <= self.spec.row_elems
         passes = {} if kept else self._passes(al, inside, stored, row)
@@ -90,6 +96,37 @@ class CostModel:
         if not row:
             blocks /= 256.0
         return Cost(read, written, cache, ops, blocks)
+
+    def tiling(self, al: Alignment, grid: Iterable[int]) -> Tiling:
+        """How blocks cut a group with contractions."""
+        return Tiling(al, grid, {a: self.size([al.extent[a]]) for a in grid})
+
+    def _contract_cost(self, al: Alignment, inside: frozenset[Node], stored: list[Node], grid: set[int]) -> Cost:
+        tiling = self.tiling(al, grid)
+        read = cache = ops = products = 0.0
+        times: dict[Node, float] = {}
+        for n in al.nodes:
+            again = tiling.repeats(n)
+            size = self.size(n.axes)
+            if n.kind == "contract":
+                products += again * product_ns(self.spec, n, size) / OWN
+            else:
+                ops += again * size * op_cost(n.op)
+            for r in self.reading.reads(n):
+                if r.source not in inside:
+                    touched = min(size, self.size(r.source.shape))
+                    along = math.prod(t for a, t in tiling.tiles.items() if a not in self._atoms_read(al, n, r))
+                    times[r.source] = max(times.get(r.source, 0.0), along * touched * r.source.dtype.nbytes)
+        for source, total in times.items():
+            once = min(total, self.size(source.shape) * source.dtype.nbytes)
+            read += once
+            cache += total - once
+        written = sum(self.size(n.shape) * n.dtype.nbytes for n in stored)
+        return Cost(read, written, cache, ops, tiling.blocks, products_ns=products)
+
+    def _atoms_read(self, al: Alignment, n: Node, r: Read) -> set[int]:
+        """Atoms over which a read moves."""
+        return {a for e in r.index for i in e.axes() for a in al.atoms_of(n, i)}
 
     def _passes(
         self, al: Alignment, inside: frozenset[Node], stored: list[Node], row: set[int]

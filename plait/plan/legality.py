@@ -10,6 +10,8 @@ from plait.plan.align import Alignment
 from plait.plan.cost import CostModel
 from plait.plan.reasons import Reason, Why
 
+_MOST_REPEATS = 64  # tiles of a result that may each compute what their operands need
+
 Fits = Callable[[Alignment], "Reason | None"]
 Law = Callable[["Context", Alignment], "Reason | None"]
 
@@ -52,6 +54,8 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
     floating = al.floating(ctx.stored(frozenset(al.nodes)), ctx.model.reading.reads)
     if any(n.kind != "map" for n in floating):
         return Reason(Why.MISALIGNED, "a reduction is only read at other indices")
+    if any(n.kind == "contract" for n in al.nodes):
+        return _why_not_again(ctx, al, grid)
     most = max(ctx.model.size(n.axes) for n in al.nodes)
     for n in al.nodes:
         if n in floating:
@@ -63,12 +67,23 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
     return None
 
 
+def _why_not_again(ctx: Context, al: Alignment, grid: set[int]) -> Reason | None:
+    """Products are formed once, by one tile; what else tiles do again is a matter of time."""
+    tiling = ctx.model.tiling(al, grid)
+    for n in al.nodes:
+        again = tiling.repeats(n)
+        if again > (1 if n.kind == "contract" else _MOST_REPEATS):
+            return Reason(Why.MISALIGNED, f"{n.op} would run {again:.0f} times over")
+    return None
+
+
 def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
     """Some schedule must fit: asked only where it is in doubt (several row shapes, a scan along an axis that others cut in
     two, or re-evaluated edges)."""
     rows = {frozenset(al.reduced(n)) for n in al.nodes if (n.reduces or n.kind == "scan")}
     cut = any(n.kind == "scan" and len(al.reduced(n)) > 1 for n in al.nodes)
-    if len(rows) <= 1 and not cut and not al.loose:
+    products = any(n.kind == "contract" for n in al.nodes)
+    if len(rows) <= 1 and not cut and not al.loose and not products:
         return None
     return ctx.fits(al)
 

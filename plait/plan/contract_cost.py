@@ -1,0 +1,64 @@
+"""The time model of groups with contractions: what tiles read again, and what products cost.
+
+A block owns a tile of the result and sweeps the summed axes, so an operand is read once for every tile along the axes it
+does not vary over; all but the first time the last-level cache serves it. Values that do not vary over an axis are
+computed again for every tile of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from plait.ir.graph import Node
+from plait.plan.align import Alignment
+from plait.plan.device import DeviceSpec
+
+TILE = 128  # points of an axis that a block takes
+WIDEST = 256  # points of an axis that a block may hold whole
+OWN = 0.8  # of the vendor's throughput is what generated products reach
+
+
+def product_flops(n: Node, size: float) -> float:
+    """Floating-point operations of a contraction over `size` points: a multiplication and an addition each."""
+    return 2.0 * size if n.kind == "contract" else 0.0
+
+
+def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
+    """Nanoseconds of a contraction at the vendor's throughput."""
+    half = n.reads[0].source.dtype.nbytes <= 2
+    return product_flops(n, size) / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
+
+
+class Tiling:
+    """How many tiles a block structure cuts each grid atom of an alignment into."""
+
+    def __init__(self, al: Alignment, grid: Iterable[int], extents: dict[int, float]) -> None:
+        self.al = al
+        products = [n for n in al.nodes if n.kind == "contract"]
+        free = {a for n in products for a in self._free(n)}
+        row = {a for n in al.nodes if n.reduces for a in al.reduced(n)}
+        inner = [n for n in products if row & set(al.span(n)[: len(al.span(n)) - len(al.reduced(n))])]
+        self.tiles: dict[int, float] = {}
+        for a in grid:
+            whole = inner and extents[a] <= WIDEST and not any(a in al.span(n) for n in inner)
+            per = extents[a] if whole and a in free else TILE if a in free else 1
+            self.tiles[a] = math.ceil(extents[a] / max(per, 1))
+
+    def _free(self, n: Node) -> set[int]:
+        """Atoms that one factor of a contraction varies over and the other does not."""
+        sides = []
+        for r in n.reads:
+            axes = frozenset(i for e in r.index for i in e.axes())
+            sides.append({a for i in axes for a in self.al.atoms_of(n, i)})
+        return (sides[0] ^ sides[1]) - set(self.al.reduced(n))
+
+    def repeats(self, n: Node) -> float:
+        """How many tiles compute the same point of a member."""
+        own = set(self.al.span(n))
+        return math.prod(t for a, t in self.tiles.items() if a not in own)
+
+    @property
+    def blocks(self) -> float:
+        """Blocks in all."""
+        return math.prod(self.tiles.values())
