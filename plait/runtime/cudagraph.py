@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from plait.frontend.externs import resolve
+from plait.runtime import tensors
 from plait.runtime.kernel import raise_fault
 from plait.runtime.locks import Lock
 from plait.runtime.steps import (
@@ -29,6 +30,7 @@ from plait.runtime.steps import (
     ScalarOut,
     Script,
     ValueOut,
+    ViewOut,
 )
 
 Run = Callable[[list[Any]], list[Any]]
@@ -174,8 +176,13 @@ class Graphed:
         if isinstance(spec, (NoneOut, ScalarOut, ValueOut)):
             return lambda args: out
         home = out.untyped_storage().data_ptr()
+        owners = [
+            k for k, a in enumerate(own) if isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() == home
+        ]
+        if isinstance(spec, ViewOut) and len(owners) == 1:
+            return _view_of_argument(out, own[owners[0]], owners[0])
         shared = [o for o in outs if isinstance(o, torch.Tensor) and o.untyped_storage().data_ptr() == home]
-        if len(shared) > 1 or any(isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() == home for a in own):
+        if len(shared) > 1 or owners:
             raise ValueError("results share memory with each other or with arguments")
         if any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True)):
             raise ValueError("a result is an expanded view")
@@ -193,6 +200,14 @@ class Graphed:
         out = [_copied(x) if isinstance(x, torch.Tensor) else x(args) for x in r.results]
         args.clear()
         return out
+
+
+def _view_of_argument(
+    out: torch.Tensor, argument: torch.Tensor, position: int
+) -> Callable[[Sequence[Any]], torch.Tensor]:
+    """The same view of whatever argument a replay is given."""
+    shape, strides, offset = tuple(out.shape), out.stride(), int(out.storage_offset() - argument.storage_offset())
+    return lambda args: tensors.view(args[position], shape, strides, offset)
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ class _Linker:
         self.slot_of: dict[Node, int] = {}
         self.steps: list[Step] = []
         self.handed_out: set[int] = set()
-        self.devices = {i.node: i.device for i in graph.inputs}
+        self.arguments = {i.node for i in graph.inputs}
 
     def run(self, launches: Sequence[Launch]) -> Script:
         inputs = tuple(self.bind(i.node, i.position, i.layout is None) for i in self.graph.inputs)
@@ -178,7 +178,8 @@ class _Linker:
             o = self.graph.outputs[r[1]]
             v = self.operand(o.read)
             # strides of axes of extent 1 matter to nobody but the user who looks at them
-            if v.whole and self.layouts.strides(o.read.source) == o.strides and v.slot not in self.handed_out:
+            own = o.read.source not in self.arguments and v.slot not in self.handed_out
+            if own and v.whole and self.layouts.strides(o.read.source) == o.strides:
                 self.handed_out.add(v.slot)  # a second result in the same memory is a tensor of its own
                 return SlotOut(v.slot)
             return ViewOut(v.slot, o.read.domain or (), o.strides, v.offset)

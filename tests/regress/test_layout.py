@@ -134,3 +134,33 @@ def test_nearest_resize_and_pixel_shuffle_pick_eagers_pixels() -> None:
         return doubled, F.interpolate(x, size=(5, 9), mode="nearest"), F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2)
 
     agree(fn, (torch.arange(24.0).reshape(1, 2, 3, 4),), exact=True)
+
+
+def test_parts_of_an_argument_that_training_keeps() -> None:
+    """Results with gaps between their elements were read from a copy that had none, past its end."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.unsafe_chunk(x, 3, dim=1)
+
+    agree(fn, (torch.randn(6, 9, 4, requires_grad=True),), train=True)
+
+
+def test_gradients_that_are_parts_of_the_gradient_they_come_from() -> None:
+    """The gradient of what was written into a slice, or onto a diagonal, came from memory past the end of a copy."""
+
+    def fn(x: Tensor, y: Tensor, d: Tensor, e: Tensor) -> tuple[Tensor, ...]:
+        return torch.slice_scatter(x, y, 1, 2, 6), torch.diag_embed(d), torch.cat([e.mT, e.mT], 1)
+
+    shapes = (5, 8), (5, 4), (6,), (3, 7)
+    agree(fn, tuple(torch.randn(s, requires_grad=True) for s in shapes), train=True)
+
+
+def test_a_part_of_an_argument_that_the_call_overwrites() -> None:
+    """A part is taken before the write or after it, as the program says."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        before = x[1:, ::2].clone()
+        x.mul_(y)
+        return before, x[:, 1::2], x.diagonal() + 0
+
+    agree(fn, (torch.randn(6, 8), torch.randn(6, 8)))

@@ -5,15 +5,18 @@
     two operands that read it so, with other strides     each reads a copy with its own
     outputs %y, %y                                       the second is a copy, unless eager's shares the first one's memory
 
+    output %x[1:], a view of an argument                 stays one: it is a view in eager, too
+
 Requires canonical graphs; establishes: every Output and extern operand is a strided view of its source's buffer, and an
-Output's source is a computed node that no other Output has but one that eager returns in the same memory.
+Output's source is an argument that eager returns a view of, or a computed node that no other Output has but one that eager
+returns in the same memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.ir.graph import Builder, Graph, Node, Output, Read, Shape, identity
+from plait.ir.graph import Builder, Graph, Node, Output, Read, Shape, contiguous_strides, identity
 from plait.plan.layout import Layouts, is_dense, same_strides
 from plait.rewrite.engine import transform
 
@@ -87,33 +90,57 @@ def _is_view(read: Read, layouts: Layouts) -> bool:
 
 
 def _own_outputs(graph: Graph) -> Graph:
-    """Outputs get memory of their own."""
+    """Outputs get memory of their own, but for views of arguments."""
     layouts = Layouts(graph)
     builder = _continue(graph)
     owned: dict[Node, int | None] = {}
     positions = {o.writes_to for o in graph.outputs}
     written = {i.node for i in graph.inputs if i.position in positions}
+    arguments: dict[int | None, Node] = {-1 - i.position: i.node for i in graph.inputs}
     outputs: list[Output] = []
     for o in graph.outputs:
         read = o.read
         fits = _is_view(replace(read, strides=o.strides if o.writes_to is None else None), layouts)
+        if fits and o.writes_to is None and read.source not in written and arguments.get(o.memory) is read.source:
+            outputs.append(o)
+            continue
         # a view of an earlier result shares its memory where eager's does
         together = o.memory is not None and o.memory >= 0 and owned.get(read.source) == o.memory
         # what is copied out needs no memory of its own, unless the copying itself may change it
         shares = read.source.kind == "source" or (read.source in owned and not together)
         unsafe = read.source in written if o.writes_to is not None else shares
         if unsafe or not fits:
-            copy = _copy(builder, read)
-            while copy in owned:
-                copy = _copy(builder, _whole(copy, read))
-            graph.origins.setdefault(copy, graph.origins.get(read.source, ()))
-            if is_dense(graph, copy.shape, o.strides):
-                graph.layouts[copy] = o.strides
-            read = _whole(copy, read)
+            copied = _copied_out(graph, builder, o, layouts if fits else None, owned)
+            graph.origins.setdefault(copied.read.source, graph.origins.get(read.source, ()))
+            o, read = copied, copied.read
         if o.writes_to is None:
             owned.setdefault(read.source, o.memory)
         outputs.append(replace(o, read=read))
     return replace(graph, outputs=tuple(outputs))
+
+
+def _copied_out(
+    graph: Graph, builder: Builder, o: Output, layouts: Layouts | None, owned: dict[Node, int | None]
+) -> Output:
+    """The output from a copy with the strides it is owed. Elements with gaps between them, or seen twice, are a view of a copy
+    of the source (`layouts` are given if they can be), or else lie next to each other."""
+    read, source = o.read, o.read.source
+    assert read.domain is not None
+    gaps = o.writes_to is None and not is_dense(graph, read.domain, o.strides)
+    behind = gaps and layouts is not None and is_dense(graph, source.shape, layouts.strides(source))
+    copy = _copy(builder, Read(source, identity(source.shape), domain=source.shape) if behind else read)
+    while copy in owned:
+        copy = _copy(builder, _whole(copy, read))
+    if behind:
+        assert layouts is not None
+        graph.layouts[copy] = layouts.strides(source)
+        return replace(o, read=replace(read, source=copy))
+    if gaps:
+        plain = contiguous_strides(copy.shape)
+        return replace(o, read=replace(_whole(copy, read), strides=plain), strides=plain)
+    if is_dense(graph, copy.shape, o.strides):
+        graph.layouts[copy] = o.strides
+    return replace(o, read=_whole(copy, read))
 
 
 def _continue(graph: Graph) -> Builder:
