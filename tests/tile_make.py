@@ -77,7 +77,8 @@ class Make:
         for k in args:
             span |= set(self.spans[k])
         for e in (e for a in attrs.values() for e in (a if isinstance(a, tuple) else (a,))):
-            span |= set(e.axes()) if isinstance(e, Expr) else set()
+            if isinstance(e, Expr):
+                span |= set(e.axes()).union(*(self.spans[k] for k in e.values()))
         n = self._new(span, dtype or self.types[args[-1]])
         if op == "cast":
             attrs["dtype"] = self.types[n]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from plait.emit.triton_range import least
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, TileProgram
 
 _SMOOTH = frozenset(
     [
@@ -63,6 +63,8 @@ class Accuracy:
     def _forgives(self, s: Stmt, v: int) -> bool:
         if isinstance(s, Store):
             return s.value == v and self.stored[s.buffer].is_storage_only
+        if isinstance(s, Dot) and v != s.scale:
+            return s.operand.is_storage_only
         if isinstance(s, Reduce):
             return s.monoid in ("max", "min") and self.tolerant(s.out)
         if not isinstance(s, Let) or not s.dtype.is_float:
@@ -102,7 +104,7 @@ class Accuracy:
         if s.dtype is not DType.f32:
             return False
         for use in self.uses.get(s.out, []):
-            summed = isinstance(use, Reduce) and use.monoid == "sum" and self._below_maximum(s.args[0])
+            summed = isinstance(use, Reduce) and use.monoid in ("sum", "dot") and self._below_maximum(s.args[0])
             if not summed and not self._forgives(use, s.out):
                 return False
         return bool(self.uses.get(s.out))
@@ -117,7 +119,7 @@ class Accuracy:
         d = self.defs.get(v)
         if isinstance(d, Let) and d.op == "where":  # softmaxes that replace the maximum of a fully masked row
             return self._is_maximum(d.args[1]) or self._is_maximum(d.args[2])
-        if isinstance(d, Let) and d.op == "round":
+        if isinstance(d, Let) and d.op in ("round", "running"):
             return self._is_maximum(d.args[0])
         return isinstance(d, Reduce) and d.monoid == "max"
 
@@ -147,8 +149,10 @@ def reads_of(s: Stmt) -> list[int]:
         out = list(s.args)
         exprs = [e for _, a in s.attrs for e in (a if isinstance(a, tuple) else (a,)) if isinstance(e, Expr)]
     elif isinstance(s, (Reduce, Scan)):
-        out = [s.arg]
-        exprs = [s.linear] if isinstance(s, Reduce) and s.linear is not None else []
+        out = [s.arg, *([s.other] if isinstance(s, Dot) else [])]
+        if isinstance(s, Reduce):
+            out += [s.scale] if s.scale is not None else []
+            exprs = [s.linear] if s.linear is not None else []
     elif isinstance(s, (Load, Store)):
         out = [s.value] if isinstance(s, Store) else []
         exprs = [s.address, *s.guard]

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy, reads_of
+from plait.emit.triton_dot import Carried, loads_before_loops, without_small_dots
 from plait.emit.triton_grid import Grid
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
 from plait.emit.triton_online import merge_passes
@@ -26,7 +27,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.ir.ops import OPS
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,15 @@ class Emitter:
         for b in program.buffers:
             if b.role == "scratch":
                 raise LowerFailed(f"{program.name}: scratch buffers are not kept on a GPU")
-        self.program, self.number, self.first_code = program, number, first_code
+        self.number, self.first_code = number, first_code
         self.prefix = "" if single else f"p{number}_"
         self.dims = plan_dims(program)
         self.ix = Indexer(self.dims, program.schedule.vector)
         self.grid = Grid(self.ix, program.symbols)
+        looped = frozenset(d.index for d in self.dims if d.looped)
+        program = self.program = loads_before_loops(without_small_dots(program, self.ix), looped)
         self.reducer = Reducer(self.ix, dict(spans(program)), 32 * program.schedule.warps, self._lanes())
+        self.carried = Carried(program, self.reducer)
         self.lines: list[str] = []
         self.depth = 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
@@ -150,6 +154,9 @@ class Emitter:
         self.put(*self.reducer.whole(waiting))
 
     def let(self, s: Let) -> None:
+        if s.op in ("running", "before"):
+            self.put(*self.carried.reading(s))
+            return
         attrs = dict(s.attrs)
         dims = {i for k in s.args for i in self.ix.locals[k].axes}
         for e in (attrs.get("expr"), attrs.get("linear"), *attrs.get("guard", ())):
@@ -208,17 +215,22 @@ class Emitter:
         axes = self._access_axes(s.span, (s.address, *s.guard))
         mask = self._mask(axes, s.guard, s.address.values(), axes)
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
-        narrow_float = b.dtype in (DType.f8e4m3, DType.f8e5m2)
+        keeps = self.carried.keeps_storage(s, b.dtype)
+        narrow_float = b.dtype in (DType.f8e4m3, DType.f8e5m2) and not keeps
         text = f"tl.load({address}"
         if mask:
             text += f", mask={mask}"
             # a fill in fp8 would be converted lane by lane: it is put in afterwards
             text += "" if narrow_float else f", other={literal(s.fill, b.dtype)}"
-        text = convert_up(text + ")", b.dtype, s.dtype)
+        text += ")"
+        if keeps:
+            self.put(f"v{s.out}s = {text}")
+            text = f"v{s.out}s"
+        text = convert_up(text, b.dtype, s.dtype)
         if mask and narrow_float:
             text = f"tl.where({mask}, {text}, {literal(s.fill, s.dtype)})"
         self.put(f"v{s.out} = {text}")
-        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
+        self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype, f"v{s.out}s" if keeps else "", b.dtype)
 
     def store(self, s: Store) -> None:
         b = self.program.buffers[s.buffer]
@@ -252,9 +264,12 @@ class Emitter:
     # ---------------------------------------------------------------- reductions and loops
     def reduce(self, s: Reduce) -> None:
         if not any(self.dims[i].looped for i in s.dims):
-            self.waiting.append(s)
+            if isinstance(s, Dot):
+                self.put(*self.carried.value(s))
+            else:
+                self.waiting.append(s)
         elif s.out in self.pending:
-            self.put(*self.reducer.step(s))
+            self.put(*(self.carried if self.carried.owns(s) else self.reducer).step(s))
         else:
             raise InternalError(f"{self.program.name}: reduction v{s.out} stands outside the sweep over its dims")
 
@@ -267,11 +282,15 @@ class Emitter:
             self.body(s.body)
             return
         carried = [r for r in _statements(s.body) if self._begins(r, s.dim)]
+        own = [r for r in carried if isinstance(r, Reduce) and self.carried.owns(r)]
         for r in carried:
             self.pending.add(r.out)
-            self.put(
-                *(self.reducer.begin(r, self.types[r.arg]) if isinstance(r, Reduce) else self.reducer.begin_scan(r))
-            )
+            if isinstance(r, Reduce) and self.carried.owns(r):
+                self.put(*self.carried.begin(r))
+            elif isinstance(r, Reduce):
+                self.put(*self.reducer.begin(r, self.types[r.arg]))
+            else:
+                self.put(*self.reducer.begin_scan(r))
         checks = len(self.checks)
         stages = self.program.schedule.stages
         variable = f"{d.name}_start" if d.blocked else d.name
@@ -285,7 +304,9 @@ class Emitter:
         self.depth -= 1
         del self.checks[checks:]
         self.pending -= {r.out for r in carried}
-        self.put(*self.reducer.end([r for r in carried if isinstance(r, Reduce)]))
+        self.put(*self.reducer.end([r for r in carried if isinstance(r, Reduce) and r not in own]))
+        for r in own:
+            self.put(*self.carried.end(r))
 
     def _begins(self, r: Stmt, dim: int) -> bool:
         """The accumulator of `r` starts before the loop over `dim`: its outermost."""
@@ -307,9 +328,9 @@ def _statements(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
 def _without_unused(body: str) -> str:
     """The text without definitions of values that nothing uses."""
     lines, before = body.split("\n"), -1
-    defines = re.compile(r" *(v\d+) = ")
+    defines = re.compile(r" *(v\d+s?) = ")
     while len(lines) != before:
         before = len(lines)
-        names = collections.Counter(n for line in lines for n in re.findall(r"\bv\d+\b", line))
+        names = collections.Counter(n for line in lines for n in re.findall(r"\bv\d+s?\b", line))
         lines = [line for line in lines if not ((m := defines.match(line)) and names[m.group(1)] == 1)]
     return "\n".join(lines)

@@ -11,13 +11,13 @@ split into a scalar part, which is cheap at any width, and a block part over lan
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr, Facts
-from plait.tile.program import Let, Load, Reduce, Scan, Sweep, TileProgram
+from plait.tile.program import Dot, Let, Load, Reduce, Scan, Sweep, TileProgram
 
 Axes = tuple[int, ...]
 _NARROW = 2**31
@@ -59,17 +59,38 @@ class DimPlan:
 
 @dataclass(frozen=True)
 class Local:
-    """An emitted value: its name, the blocked dims it has axes for, its type."""
+    """An emitted value: its name, the blocked dims it has axes for, its type. `stored`: the name of the same value in
+    the type `storage`, as it was loaded."""
 
     text: str
     axes: Axes
     dtype: DType
+    stored: str = ""
+    storage: DType | None = None
 
 
 def plan_dims(program: TileProgram) -> tuple[DimPlan, ...]:
     """Cut the dims as the schedule says. Raises LowerFailed for a tile that Triton cannot have."""
     swept = {s.dim for s in program.walk() if isinstance(s, Sweep)}
-    return tuple(_plan_dim(program, i, i in swept) for i in range(len(program.dims)))
+    plans = [_plan_dim(program, i, i in swept) for i in range(len(program.dims))]
+    for s in program.walk():
+        if isinstance(s, Dot) and s.operand is not DType.f64:
+            _fit_for_products(s, plans, spans(program))
+    return tuple(plans)
+
+
+def _fit_for_products(s: Dot, plans: list[DimPlan], span: Mapping[int, tuple[int, ...]]) -> None:
+    """A few rows or columns, if they are all there is, become (masked) blocks that are large enough for a product of
+    matrices."""
+    a, b, inner = ({i for i in x if plans[i].blocked} for x in (span[s.arg], span[s.other], s.dims))
+    sides = [a - b - inner, b - a - inner, inner & a & b]
+    if not all(sides) or a & b - inner:
+        return
+    for side, least in zip(sides, (16, 16, 32 if s.operand.nbytes == 1 else 16), strict=True):
+        if len(side) == 1:
+            (i,) = side
+            if plans[i].covered and plans[i].tile < least:
+                plans[i] = replace(plans[i], tile=least)
 
 
 def _plan_dim(program: TileProgram, i: int, swept: bool) -> DimPlan:

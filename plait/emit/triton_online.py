@@ -43,7 +43,7 @@ def _merge(body: tuple[Stmt, ...], defs: _Defs, looped: frozenset[int]) -> tuple
 def _pair(first: Sweep, second: Sweep, defs: _Defs) -> Sweep | None:
     """The first sweep with the second's work in it, or None when they are no such pair."""
     total = _only_sink(second)
-    if total is None or total.monoid != "sum" or total.dtype is not DType.f32:
+    if total is None or total.monoid != "sum" or total.dtype is not DType.f32 or total.scale is not None:
         return None
     e = defs.get(total.arg)
     t = defs.get(e.args[0]) if isinstance(e, Let) and e.op == "exp" else None
@@ -53,6 +53,8 @@ def _pair(first: Sweep, second: Sweep, defs: _Defs) -> Sweep | None:
     if not isinstance(top, Reduce) or top.monoid != "max" or top.dims != total.dims:
         return None
     inside = [s for s in _walk(first.body) if s is top]
+    if any(isinstance(s, Let) and s.op in ("running", "before") for s in _walk(first.body)):
+        return None
     if not inside or not _same(top.arg, t.args[0], defs):
         return None
     both = replace(total, monoid="expsum", arg=top.arg, linear=ix.value(top.out))

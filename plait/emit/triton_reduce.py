@@ -79,7 +79,8 @@ class Reducer:
         inside = self.ix.inside(s.dims, axes)
         if inside:
             monoid = "max" if s.monoid == "expsum" else s.monoid
-            text = f"tl.where({' & '.join(inside)}, {text}, {identity(monoid, self.value_type(s))})"
+            value_type = v.dtype if s.monoid in ("argmax", "argmin") else s.dtype
+            text = f"tl.where({' & '.join(inside)}, {text}, {identity(monoid, value_type)})"
         if v.axes != axes and not set(self.ix.ordered(s.dims)) <= set(v.axes):
             text = f"tl.broadcast_to({text}, {self.ix.shape(axes)})"
         return text
@@ -91,10 +92,6 @@ class Reducer:
         if inside:
             text = f"tl.where({' & '.join(inside)}, {text}, {_INDEX_LAST})"
         return f"tl.broadcast_to({text}, {self.ix.shape(axes)})" if axes else text
-
-    def value_type(self, s: Reduce) -> DType:
-        """The type a reduction accumulates in."""
-        return self.ix.locals[s.arg].dtype if s.monoid in ("argmax", "argmin") else s.dtype
 
     def _collapse(self, group: list[Reduce], texts: list[str], axes: Axes) -> list[str]:
         """Lines that reduce `texts` (blocks with axes `axes`) across lanes, together: one exchange between warps for all."""
@@ -151,6 +148,15 @@ class Reducer:
         for (axes, _), group in groups.items():
             out += self._collapse(group, [self._argument(s, axes) for s in group], axes)
         return out
+
+    def across_lanes(self, s: Reduce) -> tuple[str, Axes]:
+        """Text of this step's points reduced, and its axes."""
+        rest = self.ix.ordered((*self.ix.locals[s.arg].axes, *s.dims))
+        text = self._argument(s, rest)
+        for i in self.ix.ordered(s.dims)[::-1]:
+            text = across(s.monoid, text, rest.index(i), s.dtype)
+            rest = tuple(a for a in rest if a != i)
+        return text, rest
 
     def _whole_indexed(self, s: Reduce, axes: Axes) -> list[str]:
         value, index = f"best{s.out}", f"v{s.out}"

@@ -3,12 +3,6 @@ and the tables."""
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton")
@@ -17,6 +11,7 @@ import torch
 import triton_cases
 import triton_pipeline
 from tile_make import Make
+from triton_module import interpreted
 
 from plait.emit.triton import emit_triton
 from plait.emit.triton_ops import RULES, rule_of
@@ -27,31 +22,17 @@ from plait.ir.ops import OPS
 from plait.tile.program import Buffer, TileProgram
 from plait.tile.schedule import Schedule
 
-ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)  # the first case of a kind waits for all of them
-
-
-def _interpreted(program: str) -> dict[str, str]:
-    env = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / program)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=290, cwd=ROOT)
-    out = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {"": done.stderr, **{r["case"]: r["error"] for r in out}}
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, str]:
-    return _interpreted("triton_cases.py")
+    return interpreted("triton_cases.py")
 
 
 @pytest.fixture(scope="module")
 def pipeline_results() -> dict[str, str]:
-    return _interpreted("triton_pipeline.py")
+    return interpreted("triton_pipeline.py")
 
 
 @pytest.mark.parametrize("name", list(triton_pipeline.FUNCTIONS))
