@@ -14,43 +14,58 @@ from plait.ir.index import Expr
 from plait.plan.contract_cost import OWN
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
+from plait.plan.layout import Layouts
 from plait.plan.plan import Plan
 
 
 def worth_opening(graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], bool]) -> frozenset[Node]:
-    """Calls (that `can_open`) whose opening saves more traffic than it costs in throughput."""
-    users = graph.users()
-    demanded = {o.read.source for o in graph.outputs}
+    """Calls (that `can_open`) whose opening saves more traffic and launches than it costs in throughput."""
+    judge = _Judge(graph, spec, can_open)
+    return frozenset(n for n in graph.nodes() if can_open(n) and judge.gain_ns(n) > 0)
 
-    def size(n: Node) -> float:
-        return size_at_hints(graph, n.shape) * n.dtype.nbytes
 
-    out: set[Node] = set()
-    for n in graph.nodes():
-        if not can_open(n):
-            continue
-        saved = 0.0
-        if n not in demanded and users[n] and all(_joins(u, can_open) for u in users[n]):
-            saved += 2 * size(n)
+class _Judge:
+    def __init__(self, graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], bool]) -> None:
+        self.graph, self.spec, self.can_open = graph, spec, can_open
+        self.users = graph.users()
+        self.demanded = {o.read.source for o in graph.outputs}
+        self.layouts = Layouts(graph)
+
+    def gain_ns(self, n: Node) -> float:
+        """Nanoseconds that opening a call saves; negative when the vendor's throughput is worth more."""
+        saved, operands, joined = 0.0, self.nbytes(n), False
+        if n not in self.demanded and self.users[n] and all(self.joins(u) for u in self.users[n]):
+            saved += 2 * self.nbytes(n)
+            joined = True
         for r in n.reads:
-            s = r.source
-            if s.kind in ("map", "reduce") and s not in demanded and all(_joins(u, can_open) for u in users[s]):
-                saved += 2 * size(s)
-        flops = 2.0 * size_at_hints(graph, n.shape) * size_at_hints(graph, [_depth(n)])
-        rate = spec.half_flops_per_ns if n.dtype.nbytes <= 2 else spec.float_flops_per_ns
-        if saved / spec.bytes_per_ns > flops / rate * (1 / OWN - 1):
-            out.add(n)
-    return frozenset(out)
+            size = size_at_hints(self.graph, r.domain or ()) * r.source.dtype.nbytes
+            operands += min(size, self.nbytes(r.source))
+            if self.layouts.view(r) is None:
+                saved += 2 * size  # the call would be given a copy
+            elif self.computed_for(r.source):
+                saved += 2 * size
+                joined = True
+        points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
+        rate = self.spec.half_flops_per_ns if n.dtype.nbytes <= 2 else self.spec.float_flops_per_ns
+        flops, memory = 2.0 * points / rate, operands / self.spec.bytes_per_ns
+        slower = max(flops / OWN, memory) - max(flops, memory)
+        return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
+
+    def computed_for(self, s: Node) -> bool:
+        """Whether a value is computed for products that may all take it in."""
+        return s.kind in ("map", "reduce") and s not in self.demanded and all(self.joins(u) for u in self.users[s])
+
+    def joins(self, n: Node) -> bool:
+        return n.kind in ("map", "reduce") or self.can_open(n)
+
+    def nbytes(self, n: Node) -> float:
+        return size_at_hints(self.graph, n.shape) * n.dtype.nbytes
 
 
 def _depth(n: Node) -> Expr:
     domain = n.reads[-1].domain
     assert domain is not None
     return domain[-2]
-
-
-def _joins(n: Node, can_open: Callable[[Node], bool]) -> bool:
-    return n.kind in ("map", "reduce") or can_open(n)
 
 
 def lonely(plan: Plan) -> list[Node]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from plait.errors import CheckFailed
 from plait.ir.graph import Graph, Node, identity
 from plait.plan.align import FUSIBLE, Aligner, Alignment
+from plait.plan.chains import chains
 from plait.plan.cost import CostModel
 from plait.plan.device import DeviceSpec
 from plait.plan.inline import Reading
@@ -51,6 +52,7 @@ def make_plan(graph: Graph, spec: DeviceSpec, reading: Reading, fits: Fits, *, f
         key = keys.key(island)
         if key not in planned:
             if fuse:
+                search.merge_chains()
                 search.contract_chains()
                 search.merge_best_first()
             local = {n: i for i, n in enumerate(island)}
@@ -153,11 +155,28 @@ class _Search:
                 all(r.index == identity(n.shape) and not r.guard for r in self.reads(u) if r.source is n)
                 and u.axes == n.axes
             )
-            if same and not self.makes_cycle(self.part_of[n], self.part_of[u]):
+            if same and self.part_of[n] != self.part_of[u] and not self.makes_cycle(self.part_of[n], self.part_of[u]):
                 al = self.merged(self.part_of[n], self.part_of[u])
                 if len(al.nodes) <= _MAX_NODES and why_not(self.laws, al) is None:
                     self.join(self.part_of[n], self.part_of[u], al, self.positions[n], self.positions[u])
                     self.decisions.append(Decision(n, u, None))
+
+    def merge_chains(self) -> None:
+        """Contractions with what follows from them, where all of it together is lawful and pays."""
+        for chain in chains(self.nodes, self.users):
+            numbers = list(dict.fromkeys(self.part_of[n] for n in chain))
+            if len(numbers) == 1:
+                continue
+            al = self.parts[numbers[0]].alignment
+            for k in numbers[1:]:
+                al = self.setting.aligner.merge(al, self.parts[k].alignment)
+            if why_not(self.laws, al) is not None or self.model.time(al) >= sum(self.parts[k].ns for k in numbers):
+                continue
+            for n in chain[1:]:
+                a, b = self.part_of[chain[0]], self.part_of[n]
+                if a != b:
+                    self.join(a, b, self.merged(a, b), self.positions[chain[0]], self.positions[n])
+                    self.decisions.append(Decision(chain[0], n, None))
 
     def merge_best_first(self) -> None:
         heap: list[tuple[float, int, int, int, int]] = []

@@ -260,11 +260,18 @@ class _Lowering:
         dims = frozenset(self.dim_of[a] for a in self.al.reduced(n))
         exact = self.env.numerics != "fused"
         a, b = (self.operand(n, r, place, (), exact) for r in n.reads)
+        operand = n.reads[0].source.dtype
+        a, b = self.unrounded(a, operand), self.unrounded(b, operand)
         span = (self.spans[a] | self.spans[b]) - dims
         out = self.fresh(span, n.dtype)
-        operand = n.reads[0].source.dtype
         self.stmts.append(Dot(out, "dot", a, _span(dims), n.dtype, _span(span), other=b, operand=operand))
         return out
+
+    def unrounded(self, v: int, operand: DType) -> int:
+        """What a value was before it was rounded to a Dot's operand type, as the Dot does itself."""
+        made = next((s for s in reversed(self.stmts) if getattr(s, "out", -1) == v), None)
+        rounds = isinstance(made, Let) and made.op == "round" and made.attr("dtype") is operand
+        return made.args[0] if isinstance(made, Let) and rounds else v
 
     def scan(self, n: Node, index: Shape) -> int:
         if index != self.place[n]:
