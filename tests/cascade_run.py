@@ -16,7 +16,7 @@ from plait.ir.index import Atom
 from plait.oracle.eval_graph import evaluate_nodes
 from plait.plan.body import Refusal
 from plait.plan.cascade import Cascade, plan_cascade
-from plait.plan.chains import find_chains
+from plait.plan.cascade_chains import find_chains
 from plait.plan.formula import Leaf
 from plait.plan.stream import Point, Stream
 

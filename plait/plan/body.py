@@ -1,9 +1,9 @@
 """The body of a reduction as a formula: what is combined for one point of its axis, from tensors and earlier reductions.
 
-A reduction is a reduce node, a contraction (the sum over k of a[m, k] * b[k, n]), or a gather along the axis (the sum of
-what lies at one place). The walk goes back through maps, at composed indices, down to what it cannot open: tensors, other
-reductions, externs. Bodies of several reductions over one axis are written in one space, that of the last of them, so that
-equal leaves are one leaf.
+A reduction is a reduce node, a contraction (the sum over k of a[m, k] * b[k, n]; a node or still an ATen call), or a gather
+along the axis (the sum of what lies at one place). The walk goes back through maps, at composed indices, down to what it
+cannot open: tensors, other reductions, externs. Bodies of several reductions over one axis are written in one space, that
+of the widest, so that equal leaves are one leaf.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Space:
 class Body:
     """`node` combines `expr` over the stream axes of `space` by `monoid`; its value is `finish` of that (slot 0), if given.
     A body of monoid "select" takes the one point where `chosen` holds. `states`: place (in `space`) of every earlier
-    reduction that it reads."""
+    reduction that it reads. `moved`: casts the user wrote that narrow an operand of a contraction; whoever
+    multiplies in that type rounds before the late factors instead of after them, with the same relative error."""
 
     node: Node
     monoid: str
@@ -83,11 +84,12 @@ class Body:
     chosen: Formula | None = None
     states: Mapping[Node, Shape] = field(default_factory=dict)
     made: Mapping[Formula, Node] = field(default_factory=dict)
+    moved: tuple[Node, ...] = ()
 
 
 def space_of(node: Node) -> Space | None:
     """The axes a reduction runs over by itself; None for a node that is no reduction."""
-    if node.kind == "reduce":
+    if node.kind in ("reduce", "contract"):
         return Space(node.shape, node.axes[len(node.shape) :])
     if node.kind == "extern" and node.attr("target") in _CONTRACTIONS:
         a = node.reads[_operands(node)[0]].domain
@@ -115,9 +117,12 @@ def body_of(
     space: Space | None = None,
     place: Shape | None = None,
     numerics: str = "fused",
+    following: frozenset[Node] | None = None,
 ) -> Body | Refusal:
     """The body of `node`, whose earlier reductions are `states` (with their numbers). With `space`, it is written over that
-    space: `place` gives each of the node's result axes there."""
+    space: `place` gives each of the node's result axes there. `numerics` "eager" keeps every rounding, "fused" those the
+    user wrote, "relaxed" not even those that only narrow an operand of a contraction (see Body.moved). `following`: what
+    depends on a state, None to find out."""
     own = space_of(node)
     if own is None:
         return Refusal("opaque", f"{node!r} is no reduction that can be opened", (node,))
@@ -131,7 +136,7 @@ def body_of(
         stream = ix.unflatten(ix.flatten(stream, target.stream), own.stream, facts)
     if place is None:
         place = tuple(ix.ZERO if n is ix.ONE else ix.axis(d) for d, n in enumerate(target.parallel))
-    walk = _Walk(graph, states, target, facts, numerics == "fused")
+    walk = _Walk(states, target, facts, numerics, dependents(graph, states) if following is None else following)
     try:
         return walk.body(node, place, stream)
     except Refused as no:
@@ -192,9 +197,12 @@ def _sibling_place(
 class _Walk:
     """One body being read off."""
 
-    def __init__(self, graph: Graph, states: Mapping[Node, int], space: Space, facts: Facts, fused: bool) -> None:
-        self.states, self.space, self.facts, self.fused = states, space, facts, fused
-        self.following = dependents(graph, states)
+    def __init__(
+        self, states: Mapping[Node, int], space: Space, facts: Facts, numerics: str, following: frozenset[Node]
+    ) -> None:
+        self.states, self.space, self.facts, self.following = states, space, facts, following
+        self.fused, self.relaxed = numerics != "eager", numerics == "relaxed"
+        self.moved: list[Node] = []
         first = len(space.parallel)
         self.stream_axes = frozenset(range(first, first + len(space.stream)))
         self.memo: dict[tuple[Node, Shape], Formula] = {}
@@ -208,13 +216,16 @@ class _Walk:
         monoid = node.op
         if node.kind == "reduce":
             expr = self.read(node.reads[0], (*place, *stream))
+        elif node.kind == "contract":
+            monoid = "sum"
+            expr = apply("mul", *(self._operand(r, (*place, *stream)) for r in node.reads))
         elif node.op == "gather":
             monoid = "select"
             expr, chosen = self._selected(node, place, stream[0])
         else:
             monoid = "sum"
             expr, finish = self._contraction(node, place, stream[0])
-        return Body(node, monoid, expr, self.space, finish, chosen, self.places, self.made)
+        return Body(node, monoid, expr, self.space, finish, chosen, self.places, self.made, tuple(self.moved))
 
     # ---------------------------------------------------------------- reductions that are no reduce nodes
     def _contraction(self, node: Node, place: Shape, k: Expr) -> tuple[Formula, Formula | None]:
@@ -224,7 +235,7 @@ class _Walk:
         batch = place[: len(left.domain) - 2] if len(left.domain) == 3 else ()
         rows = place[len(batch) : len(batch) + 1] if len(left.domain) - len(batch) == 2 else ()
         columns = place[len(batch) + len(rows) :]
-        expr = apply("mul", self.read(left, (*batch, *rows, k)), self.read(right, (*batch, k, *columns)))
+        expr = apply("mul", self._operand(left, (*batch, *rows, k)), self._operand(right, (*batch, k, *columns)))
         if addend is None:
             return expr, None
         extra = node.reads[addend]
@@ -237,6 +248,18 @@ class _Walk:
             raise Refused("opaque", f"{node!r} is scaled by a run-time number", node)
         out = apply("mul", const(float(alpha)), slot(0))
         return expr, out if beta == 0 else apply("add", out, apply("mul", const(float(beta)), self.read(extra, at)))
+
+    def _operand(self, r: Read, axes: Shape) -> Formula:
+        """An operand of a contraction, without a last rounding to its type where that may move."""
+        node, index = r.source, compose(r.index, axes, self.facts)
+        while node.op == "copy" and not r.guard and not node.reads[0].guard:
+            node, index = node.reads[0].source, compose(node.reads[0].index, index, self.facts)
+        if self.relaxed and node.op == "cast" and node not in self.states and not r.guard and not node.reads[0].guard:
+            source = node.reads[0].source.dtype
+            if source.is_float and node.dtype in (DType.f16, DType.bf16) and not node.attr("implicit"):
+                self.moved.append(node)
+                return self.read(node.reads[0], index)
+        return self.read(r, axes)
 
     def _selected(self, node: Node, place: Shape, k: Expr) -> tuple[Formula, Formula]:
         along = _gathered_dimension(node)

@@ -67,7 +67,8 @@ class Slot:
 @dataclass(frozen=True)
 class Step:
     """One reduction. `lower`: its value, of slots, rows, COUNT and the results of earlier steps (`state k`). `split`: for
-    sums and extremes, F with stream and state apart, as it was checked."""
+    sums and extremes, F with stream and state apart, as it was checked. `rank`: how many terms states enter. `may_cancel`:
+    terms of one exponent were a sum in the user's program and are accumulated apart, so large ones may cancel late."""
 
     node: Node
     kind: str
@@ -75,6 +76,7 @@ class Step:
     lower: Formula
     split: Formula | None = None
     rank: int = 0
+    may_cancel: bool = False
 
 
 @dataclass(frozen=True)
@@ -326,7 +328,9 @@ class _Builder:
         online = any(g.power is not None for g in groups)
         kind = "online" if online else "rank" if len(groups) > 1 else "deferral"
         split = total(masked(g.state_masks, _times(g.raised, g.of_state)) for g in groups)
-        return Step(body.node, kind, body, total(values), split, rank)
+        exponents = [(g.power, g.base) for g in groups]
+        may_cancel = rank > 0 and len(set(exponents)) < len(exponents)
+        return Step(body.node, kind, body, total(values), split, rank, may_cancel)
 
     def _group(self, t: Term, splitter: Splitter) -> _Group:
         """One term, its exponent reduced to what must run along."""

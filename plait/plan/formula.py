@@ -128,6 +128,8 @@ def apply(op: str, *args: Formula, value: Any = None) -> Formula:
             return Formula("sub", (args[0], args[1].args[0]))
         if args[0].op == "neg":
             return Formula("sub", (args[1], args[0].args[0]))
+    if op == "sub" and args[1].op == "neg":
+        return apply("add", args[1].args[0], args[0]) if args[0].op == "neg" else apply("add", args[0], args[1].args[0])
     if op == "neg" and args[0].op == "neg":
         return args[0].args[0]
     if op == "where" and args[0].op == "const":

@@ -40,9 +40,11 @@ class Term:
 
     def part(self, keep: Callable[[Formula], bool], coefficient: float = 1.0) -> Formula:
         """The product of the factors to keep, as a formula, without masks and power."""
-        out = product([*([const(coefficient)] if coefficient != 1.0 else []), *filter(keep, self.num)])
+        size = const(abs(coefficient) if abs(coefficient) == 1.0 else coefficient)
+        out = product([size, *filter(keep, self.num)])
         den = [f for f in self.den if keep(f)]
-        return apply("div", out, product(den)) if den else out
+        out = apply("div", out, product(den)) if den else out
+        return apply("neg", out) if coefficient == -1.0 else out
 
     @property
     def whole(self) -> Formula:

@@ -11,7 +11,8 @@ from cascade_run import agree, only, planned, refused
 from frontend_eval import imported
 
 from plait.plan.cascade import Cascade, plan_cascade
-from plait.plan.chains import find_chains, plan_passes
+from plait.plan.cascade_chains import find_chains, plan_passes
+from plait.rewrite.passes.open_contractions import open_contractions
 
 D = torch.float64
 INF = math.inf
@@ -329,3 +330,69 @@ def test_siblings_share_the_pass() -> None:
     graph, c = only(fn, *args)
     assert len(c.steps) == 4 and len(c.slots) == 4
     agree(graph, c, args)
+
+
+def test_a_sink_is_a_floor_under_the_maximum() -> None:
+    def fn(s, v, sink):
+        m = torch.maximum(s.amax(-1, keepdim=True), sink)
+        e = torch.exp(s - m)
+        return (e / (e.sum(-1, keepdim=True) + torch.exp(sink - m))) @ v
+
+    args = (_rand(3, 7, scale=4.0), _rand(7, 2), _rand(3, 1))
+    graph, c = only(fn, *args)
+    assert c.kind == "online" and len(c.slots) == 3
+    agree(graph, c, args)
+
+
+def test_a_cast_of_the_probabilities_moves_only_when_asked() -> None:
+    def fn(s, v):
+        return torch.softmax(s.float(), -1).to(torch.bfloat16) @ v
+
+    args = (_rand(3, 7).to(torch.bfloat16), _rand(7, 2).to(torch.bfloat16))
+    graph, _ = imported(fn, list(args))
+    (chain,) = find_chains(graph, numerics="relaxed")
+    refusal = plan_cascade(graph, chain)
+    assert not isinstance(refusal, Cascade) and refusal.text.endswith("rounded to bf16 together with the data")
+    c = plan_cascade(graph, chain, numerics="relaxed")
+    assert isinstance(c, Cascade) and c.kind == "online" and [n.op for n in c.steps[-1].body.moved] == ["cast"]
+
+
+def test_layers_of_one_width_are_chains_of_their_own() -> None:
+    def block(x, w):
+        x = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+        x = x + torch.softmax(x @ w, -1) @ w
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+    def fn(x, w):
+        return block(block(x, w), w)
+
+    args = (_rand(7, 7), _rand(7, 7))
+    graph, found = planned(fn, *args)
+    assert [isinstance(c, Cascade) and _kinds(c) for c in found] == [
+        ["plain", "deferral"],
+        ["plain", "online", "online"],
+        ["plain", "deferral", "deferral"],  # a norm of a norm, and the projection of both
+        ["plain", "online", "online"],
+    ]
+    for c in found:
+        assert isinstance(c, Cascade)
+        agree(graph, c, args)
+
+
+def test_terms_that_may_cancel_are_marked() -> None:
+    entropy = lambda x: -(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1)  # noqa: E731
+    graph, c = only(entropy, _rand(3, 7))
+    assert c.steps[-1].may_cancel and c.steps[-1].rank == 2
+    agree(graph, c, (_rand(3, 7),))
+    args = (_rand(2, 5, 4), _rand(2, 7, 4), _rand(2, 7, 3))
+    assert not any(s.may_cancel for s in only(_attention, *args)[1].steps)
+
+
+def test_contractions_as_nodes_are_the_same_chains() -> None:
+    args = tuple(x.to(torch.bfloat16) for x in (_rand(2, 3, 4, 4), _rand(2, 3, 5, 4), _rand(2, 3, 5, 2)))
+    graph, _ = imported(_attention, list(args))
+    opened = open_contractions(graph, lambda n: True)
+    (chain,) = find_chains(opened)
+    c = plan_cascade(opened, chain)
+    assert [n.op for n in chain] == ["max", "sum", "dot"]
+    assert isinstance(c, Cascade) and c.kind == "online" and len(c.slots) == 3
