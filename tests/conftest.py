@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -24,3 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What long campaigns came to, whichever process ran them."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]
+    found = [text for r in reports for name, text in getattr(r, "user_properties", ()) if name == "totals"]
+    if found:
+        terminalreporter.section("totals")
+        terminalreporter.write_line("\n".join(found))

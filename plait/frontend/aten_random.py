@@ -145,6 +145,8 @@ def native_dropout(ctx: Context, x: Tensor, p: float, train: bool | None) -> Any
 @table("native_dropout_backward.default")
 def native_dropout_backward(ctx: Context, grad: Tensor, mask: Tensor, scale: float) -> Any:
     """grad * mask * scale."""
+    if category(grad.dtype) != 2:
+        raise Unlowered("a gradient of integers")
     g = lift(ctx, grad, grad.dtype)
     kept = to_type(ctx, mask, g.dtype)
     return settle(ctx, ctx.map("mul", ctx.map("mul", g, kept), ctx.scalar(scale, g.dtype)), grad.dtype)

@@ -125,3 +125,12 @@ def test_tokens_sorted_by_expert_and_put_back() -> None:
         return back, count, rank, (rank < 3).sum()
 
     agree(fn, (torch.randn(20, 6), torch.randn(20, 5)), (torch.randn(9, 6), torch.randn(9, 5)))
+
+
+def test_dropout_gradient_of_integers() -> None:
+    """The lowering kept the integers' type where eager's product with the scale is a float."""
+
+    def fn(grad: Tensor, mask: Tensor) -> Tensor:
+        return torch.ops.aten.native_dropout_backward(grad, mask, 1.25)
+
+    agree(fn, (torch.randint(-5, 5, (4, 6)), torch.rand(4, 6) < 0.5))
