@@ -14,7 +14,7 @@ from plait.emit.cpp import CppKernel, compile_flags, emit_cpp
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.tile.program import Buffer, Check, Dim, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Buffer, Check, Dim, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
 from plait.tile.schedule import Schedule
 
 TORCH = {
@@ -46,6 +46,7 @@ class Prog:
         self.spans: list[frozenset[int]] = []
         self.types: list[DType] = []
         self.tile: tuple[tuple[str, int], ...] = ()
+        self.messages: list[str] = []
 
     def buf(self, name: str, dtype: DType, elems: Any, role: str = "in") -> int:
         self.buffers.append(Buffer(name, dtype, role, ix.to_expr(elems)))
@@ -94,11 +95,22 @@ class Prog:
         span = self._span(index, *guard)
         self.stack[-1].append(Check(index, ix.to_expr(extent), code, tuple(sorted(span)), guard))
 
-    def reduce(self, monoid: str, arg: int, dims: Sequence[int], linear: Expr | None = None) -> int:
+    def reduce(
+        self, monoid: str, arg: int, dims: Sequence[int], linear: Expr | None = None, scale: int | None = None
+    ) -> int:
         dtype = DType.i64 if monoid.startswith("arg") else self.types[arg]
         span = self.spans[arg] - set(dims)
         out = self._new(dtype, span)
-        self.stack[-1].append(Reduce(out, monoid, arg, tuple(dims), dtype, tuple(sorted(span)), linear))
+        self.stack[-1].append(Reduce(out, monoid, arg, tuple(dims), dtype, tuple(sorted(span)), linear, scale))
+        return out
+
+    def dot(self, arg: int, other: int, dims: Sequence[int], operand: DType, scale: int | None = None) -> int:
+        span = (self.spans[arg] | self.spans[other]) - set(dims)
+        out = self._new(operand.compute, span)
+        at = tuple(sorted(span))
+        self.stack[-1].append(
+            Dot(out, "dot", arg, tuple(dims), operand.compute, at, None, scale, other=other, operand=operand)
+        )
         return out
 
     def scan(self, kind: str, arg: int, dim: int) -> int:
@@ -115,7 +127,14 @@ class Prog:
         form = "swept" if any(isinstance(s, Sweep) for s in self.stack[0]) else "flat"
         schedule = Schedule(form=form, tile=self.tile, vector=self.vector)
         return TileProgram(
-            self.name, self.dims, tuple(self.buffers), self.symbols, tuple(self.stack[0]), schedule, header=(self.name,)
+            self.name,
+            self.dims,
+            tuple(self.buffers),
+            self.symbols,
+            tuple(self.stack[0]),
+            schedule,
+            tuple(self.messages),
+            (self.name,),
         )
 
 

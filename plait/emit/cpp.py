@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.emit.cpp_body import Body
+from plait.emit.cpp_frame import items, part_frame
 from plait.emit.cpp_leaf import State
-from plait.emit.cpp_ops import memory_type
 from plait.emit.cpp_scope import Scope, guard_by_checks
+from plait.emit.cpp_tiles import emit_tiled_part, has_dot
 from plait.emit.writer import Writer, identifier
-from plait.errors import LowerFailed
-from plait.ir import index as ix
 from plait.ir.ops import OPS
-from plait.tile.program import Let, Sweep, TileProgram
+from plait.tile.program import Let, TileProgram
 
 HEADERS = (
     "plait.h",
@@ -30,8 +29,9 @@ HEADERS = (
     "plait_special.h",
     "plait_reduce.h",
     "plait_random.h",
+    "plait_dot.h",
 )
-"""Our headers, beside this file; every kernel includes the first, which includes all but the last."""
+"""Our headers, beside this file; every kernel includes the first, which includes all but the last two."""
 
 _RANDOM = frozenset(name for name, d in OPS.items() if d.kind == "random")
 _STRIP = 1024  # points of a strip when the schedule gives none
@@ -85,10 +85,13 @@ def emit_cpp(kernels: Sequence[CppKernel]) -> str:
     out.line('#include "plait.h"')
     if any(isinstance(s, Let) and s.op in _RANDOM for k in kernels for p in k.parts for s in p.walk()):
         out.line('#include "plait_random.h"')
+    if any(has_dot(p) for k in kernels for p in k.parts):
+        out.line('#include "plait_dot.h"')
     out.line()
     for k in kernels:
         for number, part in enumerate(k.parts):
-            _emit_part(out, k, number, guard_by_checks(part))
+            emit = emit_tiled_part if has_dot(part) else _emit_part
+            emit(out, identifier(k.name), number, guard_by_checks(part))
         _emit_entry(out, k)
     return out.text()
 
@@ -114,8 +117,7 @@ def _emit_entry(out: Writer, kernel: CppKernel) -> None:
     out.line()
 
 
-def _emit_part(out: Writer, kernel: CppKernel, number: int, program: TileProgram) -> None:
-    name = identifier(kernel.name)
+def _emit_part(out: Writer, name: str, number: int, program: TileProgram) -> None:
     vector = next((i for i, d in enumerate(program.dims) if d.name == program.schedule.vector), None)
     scope = Scope(program, vector)
     by_grid = vector is not None and program.dims[vector].role == "grid"
@@ -124,46 +126,12 @@ def _emit_part(out: Writer, kernel: CppKernel, number: int, program: TileProgram
         size = program.schedule.size(program.dims[vector].name)
         width = min(size if size > 1 else _STRIP, _WIDEST_STRIP)
     state = State(scope, out, width, by_grid)
-    out.lines(*(f"// {h}" for text in (*program.header, str(program.schedule)) for h in text.split("\n")))
-    with out.block(f"static int64_t {name}_work{number}(const int64_t* syms) {{", "}"):
-        _symbols(out, scope)
-        weight = max(1, sum(not isinstance(s, Sweep) for s in program.walk()))
-        out.line(f"return {weight} * ({scope.expr(ix.product(d.extent for d in program.dims))});")
-    opening = f"static void {name}_part{number}(void* const* bufs, const int64_t* syms, plait::Worker worker, plait::Status& status) {{"
-    with out.block(opening, "}"):
-        _symbols(out, scope)
-        _arguments(out, scope, width if by_grid else 1)
+    with part_frame(out, name, number, scope, width if by_grid else 1):
         _grid(out, scope, state, number, by_grid)
-        out.line(f"status.report({number}, fault);")
-    out.line()
-
-
-def _symbols(out: Writer, scope: Scope) -> None:
-    for i, s in enumerate(scope.program.symbols):
-        out.line(f"[[maybe_unused]] const int64_t {scope.symbols[s]} = syms[{i}];")
-
-
-def _arguments(out: Writer, scope: Scope, scratch_lanes: int) -> None:
-    position = 0
-    for b, name in zip(scope.program.buffers, scope.buffers, strict=True):
-        ctype = memory_type(b.dtype)
-        if b.role == "scratch":
-            lanes = f"({scope.expr(b.elems)}) * {scratch_lanes}" if scratch_lanes > 1 else scope.expr(b.elems)
-            out.line(f"plait::Scratch<{ctype}> {name}_memory({lanes});")
-            out.line(f"{ctype}* const {name} = {name}_memory.data();")
-            continue
-        const = "const " if b.role == "in" else ""
-        out.line(f"{const}{ctype}* const {name} = static_cast<{const}{ctype}*>(bufs[{position}]);")
-        position += 1
-    for d, name in zip(scope.program.dims, scope.dims, strict=True):
-        out.line(f"[[maybe_unused]] const int64_t {name}_n = {scope.expr(d.extent)};")
-    out.line("int fault = 0;")
 
 
 def _grid(out: Writer, scope: Scope, state: State, number: int, by_grid: bool) -> None:
     """The loop over this worker's share of the grid, counters advanced like an odometer."""
-    if any(d.role not in ("grid", "row") for d in scope.program.dims):
-        raise LowerFailed("dims are grid or row")
     grid = [i for i, d in enumerate(scope.program.dims) if d.role == "grid"]
     counters: list[tuple[str, str]] = []
     for i in grid:
@@ -172,17 +140,7 @@ def _grid(out: Writer, scope: Scope, state: State, number: int, by_grid: bool) -
             counters.append((f"{scope.dims[i]}_tile", f"{scope.dims[i]}_tiles"))
         else:
             counters.append((f"{scope.dims[i]}_at", f"{scope.dims[i]}_n"))
-    out.line(f"const int64_t items = {' * '.join(n for _, n in counters) or '1'};")
-    out.line(f"const auto [begin, end] = worker.share(items, {number});")
-    out.line("if (begin == end) return;")
-    if counters:
-        out.line("int64_t rest = begin;")
-    for k, (at, n) in enumerate(reversed(counters)):
-        if k == len(counters) - 1:
-            out.line(f"int64_t {at} = rest;")
-        else:
-            out.lines(f"int64_t {at} = rest % {n};", f"rest /= {n};")
-    with out.block("for (int64_t item = begin; item < end; ++item) {", "}"):
+    with items(out, number, counters):
         for i, (at, _) in zip(grid, counters, strict=True):
             name = scope.dims[i]
             if i == scope.vector:
@@ -191,13 +149,3 @@ def _grid(out: Writer, scope: Scope, state: State, number: int, by_grid: bool) -
             else:
                 out.line(f"[[maybe_unused]] const int64_t {name} = {at};")
         Body(state, by_grid).emit()
-        _advance(out, counters)
-
-
-def _advance(out: Writer, counters: list[tuple[str, str]]) -> None:
-    if not counters:
-        return
-    text = f"++{counters[0][0]};"
-    for at, n in counters[1:]:
-        text = f"if (++{at} == {n}) {{ {at} = 0; {text} }}"
-    out.line(text)

@@ -9,7 +9,7 @@ from plait.emit.writer import identifier
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr, Facts
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
 
 _RESERVED = frozenset(
     [
@@ -103,6 +103,10 @@ def operands(s: Stmt) -> list[int]:
         out.append(s.value)
     elif isinstance(s, Reduce | Scan):
         out.append(s.arg)
+        if isinstance(s, Dot):
+            out.append(s.other)
+        if isinstance(s, Reduce) and s.scale is not None:
+            out.append(s.scale)
     for e in exprs(s):
         out += sorted(e.values())
     return out

@@ -1,0 +1,142 @@
+"""Emits parts that hold contractions: everything is done a tile at a time.
+
+A thread takes one combination of grid tiles after the other; sweeps are loops over tiles. Inside, statements over the same
+tile dims share one loop nest (a *run*) whose innermost loop is a vector loop; what another statement needs is kept in small
+arrays (cpp_tiles_store). Reductions and Dots work on such arrays, and combine with accumulators that sweeps carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.emit.cpp_frame import items, part_frame
+from plait.emit.cpp_scope import Scope
+from plait.emit.cpp_tiles_dot import DotEmitter, Shape, direct_loads, shape_of
+from plait.emit.cpp_tiles_plan import Run, Step, Tiles, prepare, steps
+from plait.emit.cpp_tiles_run import RunEmitter
+from plait.emit.cpp_tiles_store import Place, Store
+from plait.emit.cpp_tiles_sum import ReduceEmitter
+from plait.emit.writer import Writer
+from plait.errors import LowerFailed
+from plait.tile.program import Dot, Let, Load, Reduce, Stmt, Sweep, TileProgram
+
+
+def has_dot(program: TileProgram) -> bool:
+    """True for programs that this emitter is for."""
+    return any(isinstance(s, Dot) for s in program.walk())
+
+
+def emit_tiled_part(out: Writer, name: str, number: int, program: TileProgram) -> None:
+    """Write a part's functions."""
+    if any(b.role == "scratch" for b in program.buffers):
+        raise LowerFailed("a C++ kernel with contractions has no scratch buffers")
+    program = prepare(program)
+    scope = Scope(program, None)
+    body = Writer()
+    part = _Part(scope, body)
+    dims = scope.program.dims
+    counters = [(f"{scope.dims[i]}_tile", f"{scope.dims[i]}_tiles") for i, d in enumerate(dims) if d.role == "grid"]
+    with items(body, number, counters):
+        part.emit()
+    with part_frame(out, name, number, scope, 1):
+        for i, d in enumerate(dims):
+            size, at = part.tiles.sizes[i], scope.dims[i]
+            if d.role == "grid":
+                out.line(f"const int64_t {at}_tiles = plait::ceildiv({at}_n, {size});")
+            elif part.tiles.whole(i) and size > 1:
+                out.line(f"[[maybe_unused]] constexpr int64_t {at}_lo = 0;")
+        part.store.declare(out)
+        out.line(body.text().rstrip("\n"))
+
+
+class _Part:
+    """Walks a part's body."""
+
+    def __init__(self, scope: Scope, out: Writer) -> None:
+        self.scope, self.out, self.program = scope, out, scope.program
+        self.tiles = Tiles(self.program, scope.dims)
+        self.store = Store(scope, self.tiles)
+        self.direct = direct_loads(self.program, self.tiles, scope.spans)
+        self.dots = DotEmitter(scope, self.tiles, self.store, self.direct)
+        self.runs = RunEmitter(scope, self.tiles, self.store, self.direct, out)
+        self.sums = ReduceEmitter(scope, self.tiles, self.store, out)
+        self.shapes: dict[int, Shape] = {}
+        self.carried: dict[int, list[Reduce]] = {}  # id of a Sweep -> reductions that begin and end with it
+        self._place(self.program.body, [])
+        for s in self.program.walk():
+            if isinstance(s, Dot):
+                self.shapes[s.out] = shape_of(s, self.tiles, scope.spans)
+                self.store.orders[s.out] = self.shapes[s.out].order
+            if isinstance(s, Let | Load) and not self.tiles.of(s.span):
+                self.store.places[s.out] = Place(scope.locals[s.out], "", (), ())
+
+    def _place(self, body: Sequence[Stmt], sweeps: list[Sweep]) -> None:
+        for s in body:
+            if isinstance(s, Sweep):
+                self._place(s.body, [*sweeps, s])
+            elif isinstance(s, Reduce):
+                if not set(s.dims) <= {w.dim for w in sweeps}:
+                    raise LowerFailed("a C++ kernel reduces inside sweeps over the dims concerned")
+                outermost = next(w for w in sweeps if w.dim in s.dims)
+                self.carried.setdefault(id(outermost), []).append(s)
+
+    def emit(self) -> None:
+        """Write the work on one combination of grid tiles."""
+        for i, d in enumerate(self.program.dims):
+            if d.role == "grid":
+                name, size = self.scope.dims[i], self.tiles.sizes[i]
+                if size == 1:
+                    self.out.line(f"[[maybe_unused]] const int64_t {name} = {name}_tile;")
+                else:
+                    self.out.line(f"const int64_t {name}_lo = {name}_tile * {size};")
+                    self._count(i)
+        self._body(self.program.body)
+
+    def _count(self, i: int) -> None:
+        name, size = self.scope.dims[i], self.tiles.sizes[i]
+        if not self.tiles.even(i):
+            self.out.line(f"const int64_t {name}_to = plait::lesser<int64_t>({size}, {name}_n - {name}_lo);")
+
+    # ---------------------------------------------------------------- statements
+    def _body(self, body: Sequence[Stmt]) -> None:
+        for s in steps(body, self.tiles):
+            self._step(s)
+
+    def _step(self, s: Step) -> None:
+        if isinstance(s, Sweep):
+            self._sweep(s)
+        elif isinstance(s, Dot):
+            self._dot(s)
+        elif isinstance(s, Reduce):
+            self.sums.emit(s)
+        else:
+            self._run(s)
+
+    def _run(self, s: Run) -> None:
+        self.runs.emit(s)
+
+    def _sweep(self, s: Sweep) -> None:
+        carried = self.carried.get(id(s), [])
+        for r in carried:
+            self.sums.open(r)
+        name, size = self.scope.dims[s.dim], self.tiles.sizes[s.dim]
+        if size == 1:
+            opening = f"for (int64_t {name} = 0; {name} < {name}_n; ++{name}) {{"
+        elif self.tiles.whole(s.dim):
+            opening = "{"
+        else:
+            opening = f"for (int64_t {name}_lo = 0; {name}_lo < {name}_n; {name}_lo += {size}) {{"
+        with self.out.block(opening, "}"):
+            if size > 1:
+                self._count(s.dim)
+            self._body(s.body)
+        for r in carried:
+            self.sums.close(r)
+
+    def _dot(self, s: Dot) -> None:
+        self.sums.scale(s)
+        shape = self.shapes[s.out]
+        with self.out.block("{", "}"):
+            self.out.lines(*self.dots.corner(shape))
+            with self.runs.loops(shape.outer):
+                self.out.line(self.dots.call(s, shape))

@@ -1,0 +1,322 @@
+// Matrix products of tiles, C[M,N] += A[M,K] * B[K,N]: B is packed into panels of COLS columns that stay in the first cache,
+// and a block of ROWS rows by COLS columns of C is kept in registers while k runs. Vectors are those of the compiler's vector
+// extensions; their width follows from the target's macros.
+#pragma once
+
+namespace plait {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR = 64, DOT_ROWS = 12;
+#elif defined(__AVX__)
+constexpr int VECTOR = 32, DOT_ROWS = 6;
+#elif defined(__aarch64__)
+constexpr int VECTOR = 16, DOT_ROWS = 8;
+#else
+constexpr int VECTOR = 16, DOT_ROWS = 4;
+#endif
+
+// -ffp-contract=off holds for the rest of a kernel; in sums of products a fused step only adds accuracy
+#if defined(__clang__)
+#define PLAIT_CONTRACT
+#define PLAIT_CONTRACT_HERE _Pragma("clang fp contract(fast)")
+#else
+#define PLAIT_CONTRACT __attribute__((optimize("fp-contract=fast")))
+#define PLAIT_CONTRACT_HERE
+#endif
+
+template <class T>
+constexpr int64_t COLS = 2 * VECTOR / int64_t(sizeof(T));
+constexpr int64_t DEPTH = 256;  // of k in a panel: COLS * DEPTH elements are half a first-level cache
+constexpr int64_t BREADTH = 256;  // columns packed at a time
+
+template <class T>
+constexpr int64_t padded(int64_t n) {
+    return (n + COLS<T> - 1) / COLS<T> * COLS<T>;
+}
+constexpr int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+// Where in an arena the next array begins, after one of n elements.
+template <class T>
+constexpr int64_t behind(int64_t at, int64_t n) {
+    return (at + n * int64_t(sizeof(T)) + 127) / 64 * 64;
+}
+constexpr int64_t whole_rows(int64_t m) { return (m + DOT_ROWS - 1) / DOT_ROWS * DOT_ROWS; }
+constexpr int64_t at_most_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Elements of working memory that dot() wants for a tile.
+template <class T>
+constexpr int64_t dot_room(int64_t m, int64_t n, int64_t k) {
+    return at_most_of(k, DEPTH) * (at_most_of(padded<T>(n), BREADTH) + whole_rows(m)) + 16;
+}
+
+// Vectors that may lie anywhere an element may.
+template <class T, int BYTES>
+struct VectorOf;
+template <int BYTES>
+struct VectorOf<float, BYTES> {
+    typedef float type __attribute__((vector_size(BYTES), aligned(4), may_alias));
+};
+template <int BYTES>
+struct VectorOf<double, BYTES> {
+    typedef double type __attribute__((vector_size(BYTES), aligned(8), may_alias));
+};
+
+// Where a factor lies and how an element of it is read.
+#define PLAIT_FACTOR(NAME, MEMORY, VALUE, READ)                          \
+    struct NAME {                                                        \
+        using Memory = MEMORY;                                           \
+        using Value = VALUE;                                             \
+        static PLAIT_INLINE VALUE get(MEMORY x) { return READ; }         \
+    };
+PLAIT_FACTOR(Of_f32, float, float, x)
+PLAIT_FACTOR(Of_f64, double, double, x)
+PLAIT_FACTOR(Of_bf16, uint16_t, float, from_bf16(x))
+PLAIT_FACTOR(Of_f16, uint16_t, float, from_f16(x))
+PLAIT_FACTOR(Of_f8e4m3, uint8_t, float, from_f8e4m3(x))
+PLAIT_FACTOR(Of_f8e5m2, uint8_t, float, from_f8e5m2(x))
+#undef PLAIT_FACTOR
+
+template <class F>
+struct Factor {
+    const typename F::Memory* at;
+    int64_t row, col;  // strides
+};
+
+// ---------------------------------------------------------------- arrays of a tile
+
+template <class T>
+inline void fill(T* to, int64_t n, T value) {
+    for (int64_t i = 0; i < n; ++i) to[i] = value;
+}
+
+// n neighbours combined by a rule, lanes in their own type and what comes of them in the Total type.
+template <template <class> class Rule, class Total, class T>
+inline Total along(const T* x, int64_t n) {
+    Total total = Rule<Total>::identity();
+    for (int64_t begin = 0; begin < n; begin += SETTLE) {
+        const int64_t end = lesser(n, begin + SETTLE);
+        int64_t i = begin;
+        if (end - begin >= LANES) {
+            T part[LANES];
+            for (int l = 0; l < LANES; ++l) part[l] = x[begin + l];
+            for (i += LANES; i + LANES <= end; i += LANES)
+#pragma omp simd
+                for (int64_t l = 0; l < LANES; ++l) part[l] = Rule<T>::combine(part[l], x[i + l]);
+            Total all[LANES];
+            for (int l = 0; l < LANES; ++l) all[l] = part[l];
+            total = Rule<Total>::combine(total, across(all, LANES, Rule<Total>::combine));
+        }
+        for (; i < end; ++i) total = Rule<Total>::combine(total, x[i]);
+    }
+    return total;
+}
+
+// ---------------------------------------------------------------- the innermost block
+
+template <class T, int MR>
+__attribute__((noinline)) PLAIT_CONTRACT void dot_block(
+    int64_t k, const T* a, int64_t row, int64_t col, const T* b, int64_t b_row, T* c, int64_t c_row) {
+    PLAIT_CONTRACT_HERE
+    using V = typename VectorOf<T, VECTOR>::type;
+    constexpr int64_t w = VECTOR / int64_t(sizeof(T));
+    V sum[MR][2];
+    for (int i = 0; i < MR; ++i) sum[i][0] = sum[i][1] = V{};
+    for (int64_t at = 0; at < k; ++at) {
+        const V b0 = *reinterpret_cast<const V*>(b), b1 = *reinterpret_cast<const V*>(b + w);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; ++i) {
+            const T x = a[i * row];
+            sum[i][0] += x * b0;
+            sum[i][1] += x * b1;
+        }
+        a += col;
+        b += b_row;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+        *reinterpret_cast<V*>(c + i * c_row) += sum[i][0];
+        *reinterpret_cast<V*>(c + i * c_row + w) += sum[i][1];
+    }
+}
+
+template <class T, int MR>
+inline void dot_rest(int64_t rows, int64_t k, const T* a, int64_t row, int64_t col, const T* b, int64_t b_row, T* c, int64_t c_row) {
+    if constexpr (MR > 0) {
+        if (rows == MR)
+            dot_block<T, MR>(k, a, row, col, b, b_row, c, c_row);
+        else
+            dot_rest<T, MR - 1>(rows, k, a, row, col, b, b_row, c, c_row);
+    }
+}
+
+// ---------------------------------------------------------------- packing
+
+// to[k][lanes] = from[lane*stride + k], for `lanes` >= n lanes of which those past n are 0; lanes is a multiple of 4.
+PLAIT_INLINE inline void transpose4(float* to, int64_t lanes, const float* from, int64_t stride) {
+    using V = typename VectorOf<float, 16>::type;
+    typedef int32_t I __attribute__((vector_size(16)));
+    const V a = *reinterpret_cast<const V*>(from), b = *reinterpret_cast<const V*>(from + stride);
+    const V c = *reinterpret_cast<const V*>(from + 2 * stride), d = *reinterpret_cast<const V*>(from + 3 * stride);
+#if defined(__clang__)
+    const V ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const V cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    const V r[4] = {__builtin_shufflevector(ab0, cd0, 0, 1, 4, 5), __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7),
+                    __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5), __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7)};
+#else
+    const I low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, second = {2, 3, 6, 7};
+    const V ab0 = __builtin_shuffle(a, b, low), ab1 = __builtin_shuffle(a, b, high);
+    const V cd0 = __builtin_shuffle(c, d, low), cd1 = __builtin_shuffle(c, d, high);
+    const V r[4] = {__builtin_shuffle(ab0, cd0, first), __builtin_shuffle(ab0, cd0, second),
+                    __builtin_shuffle(ab1, cd1, first), __builtin_shuffle(ab1, cd1, second)};
+#endif
+    for (int i = 0; i < 4; ++i) *reinterpret_cast<V*>(to + i * lanes) = r[i];
+}
+
+template <class T>
+inline void transpose(T* to, int64_t lanes, const T* from, int64_t stride, int64_t n, int64_t k) {
+    int64_t lane = 0;
+    if constexpr (sizeof(T) == 4) {
+        for (; lane + 4 <= n; lane += 4) {
+            const T* const rows = from + lane * stride;
+            int64_t i = 0;
+            for (; i + 4 <= k; i += 4) transpose4(to + i * lanes + lane, lanes, rows + i, stride);
+            for (; i < k; ++i)
+                for (int64_t l = 0; l < 4; ++l) to[i * lanes + lane + l] = rows[l * stride + i];
+        }
+    }
+    for (; lane < n; ++lane)
+        for (int64_t i = 0; i < k; ++i) to[i * lanes + lane] = from[lane * stride + i];
+}
+
+// Lays n <= LANES columns of k rows side by side: to[i*L + j] = f(i, j), zero for j >= n.
+template <int64_t L, class F, class T>
+inline void pack(T* to, Factor<F> f, int64_t n, int64_t k) {
+    if (n < L)
+        for (int64_t i = 0; i < k; ++i)
+            for (int64_t j = n; j < L; ++j) to[i * L + j] = T(0);
+    if (f.row == 1 && f.col != 1) {
+        if constexpr (std::is_same_v<typename F::Memory, T>) {
+            transpose(to, L, f.at, f.col, n, k);
+        } else {
+            constexpr int64_t piece = 64;
+            alignas(64) T part[L * piece];
+            for (int64_t i = 0; i < k; i += piece) {
+                const int64_t some = lesser(piece, k - i);
+                for (int64_t j = 0; j < n; ++j) {
+                    const typename F::Memory* const from = f.at + j * f.col + i;
+#pragma omp simd
+                    for (int64_t l = 0; l < some; ++l) part[j * piece + l] = F::get(from[l]);
+                }
+                transpose(to + i * L, L, part, piece, n, some);
+            }
+        }
+    } else if (f.col == 1 && n == L) {
+        for (int64_t i = 0; i < k; ++i)
+#pragma omp simd
+            for (int64_t j = 0; j < L; ++j) to[i * L + j] = F::get(f.at[i * f.row + j]);
+    } else {
+        for (int64_t i = 0; i < k; ++i)
+            for (int64_t j = 0; j < n; ++j) to[i * L + j] = F::get(f.at[i * f.row + j * f.col]);
+    }
+}
+
+// ---------------------------------------------------------------- one row of C: no packing, B is read once
+
+// c[j] += sum of a[i] * b(i, j); COL is the columns' stride, or 0 where b.col says it.
+template <class B, int64_t COL, class T>
+inline void dot_rows_of(T* c, const T* a, Factor<B> b, int64_t n, int64_t k) {
+    const int64_t col = COL ? COL : b.col;
+    int64_t i = 0;
+    for (; i + 4 <= k; i += 4) {
+        const typename B::Memory *const b0 = b.at + i * b.row, *const b1 = b0 + b.row, *const b2 = b1 + b.row,
+                                       *const b3 = b2 + b.row;
+        const T x0 = a[i], x1 = a[i + 1], x2 = a[i + 2], x3 = a[i + 3];
+#pragma omp simd
+        for (int64_t j = 0; j < n; ++j) {
+            const T low = fma(x1, B::get(b1[j * col]), x0 * B::get(b0[j * col]));
+            const T high = fma(x3, B::get(b3[j * col]), x2 * B::get(b2[j * col]));
+            c[j] += low + high;
+        }
+    }
+    for (; i < k; ++i)
+#pragma omp simd
+        for (int64_t j = 0; j < n; ++j) c[j] = fma(a[i], B::get(b.at[i * b.row + j * col]), c[j]);
+}
+
+template <class A, class B, class T>
+inline void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n, int64_t k, T* room) {
+    for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
+        const int64_t depth = lesser(DEPTH, k - k0);
+        for (int64_t i = 0; i < depth; ++i) room[i] = A::get(a.at[(k0 + i) * a.col]);
+        const typename B::Memory* const from = b.at + k0 * b.row;
+        if (b.row == 1) {
+            for (int64_t j = 0; j < n; ++j) {
+                const typename B::Memory* const column = from + j * b.col;
+                T part[LANES];
+                for (int l = 0; l < LANES; ++l) part[l] = T(0);
+                int64_t i = 0;
+                for (; i + LANES <= depth; i += LANES)
+#pragma omp simd
+                    for (int64_t l = 0; l < LANES; ++l) part[l] = fma(room[i + l], B::get(column[i + l]), part[l]);
+                for (int64_t l = 0; i + l < depth; ++l) part[l] = fma(room[i + l], B::get(column[i + l]), part[l]);
+                c[j] += across(part, LANES, [](T x, T y) { return x + y; });
+            }
+            continue;
+        }
+        if (b.col == 1)
+            dot_rows_of<B, 1>(c, room, Factor<B>{from, b.row, 1}, n, depth);
+        else
+            dot_rows_of<B, 0>(c, room, Factor<B>{from, b.row, b.col}, n, depth);
+    }
+}
+
+// ---------------------------------------------------------------- the whole tile
+
+// C has rows c_row apart that are a whole number of panels long: columns up to the next panel's are written too. A's strides
+// are of m and k, B's of k and n. `room` is dot_room() elements.
+template <class A, class B, class T>
+inline void dot(T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, T* room) {
+    if (m == 1) {
+        dot_row(c, a, b, n, k, room);
+        return;
+    }
+    constexpr int64_t cols = COLS<T>;
+    T* const panels = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(room) + 63) / 64 * 64);
+    for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
+        const int64_t depth = lesser(DEPTH, k - k0);
+        T* const blocks = panels + depth * at_most_of(padded<T>(n), BREADTH);
+        const T* rows = blocks;
+        int64_t row = 1, col = DOT_ROWS, block = DOT_ROWS * depth;
+        bool packed = true;
+        if constexpr (std::is_same_v<typename A::Memory, T>) {
+            if (a.col == 1) {
+                rows = a.at + k0;
+                row = a.row;
+                col = 1;
+                block = DOT_ROWS * a.row;
+                packed = false;
+            }
+        }
+        if (packed) {
+            for (int64_t i = 0; i < m; i += DOT_ROWS) {
+                const Factor<A> part{a.at + i * a.row + k0 * a.col, a.col, a.row};
+                pack<DOT_ROWS>(blocks + i * depth, part, lesser(int64_t(DOT_ROWS), m - i), depth);
+            }
+        }
+        for (int64_t n0 = 0; n0 < n; n0 += BREADTH) {
+            const int64_t some = lesser(BREADTH, n - n0);
+            for (int64_t j = 0; j < some; j += cols) {
+                const Factor<B> part{b.at + k0 * b.row + (n0 + j) * b.col, b.row, b.col};
+                T* const panel = panels + j * depth;
+                pack<cols>(panel, part, lesser(cols, some - j), depth);
+                int64_t i = 0;
+                const T* from = rows;
+                T* to = c + n0 + j;
+                for (; i + DOT_ROWS <= m; i += DOT_ROWS, from += block, to += DOT_ROWS * c_row)
+                    dot_block<T, DOT_ROWS>(depth, from, row, col, panel, cols, to, c_row);
+                dot_rest<T, DOT_ROWS - 1>(m - i, depth, from, row, col, panel, cols, to, c_row);
+            }
+        }
+    }
+}
+
+}  // namespace plait
