@@ -261,17 +261,11 @@ class _Lowering:
         exact = self.env.numerics != "fused"
         a, b = (self.operand(n, r, place, (), exact) for r in n.reads)
         operand = n.reads[0].source.dtype
-        a, b = self.unrounded(a, operand), self.unrounded(b, operand)
+        a, b = (_unrounded(self.stmts, v, operand) for v in (a, b))
         span = (self.spans[a] | self.spans[b]) - dims
         out = self.fresh(span, n.dtype)
         self.stmts.append(Dot(out, "dot", a, _span(dims), n.dtype, _span(span), other=b, operand=operand))
         return out
-
-    def unrounded(self, v: int, operand: DType) -> int:
-        """What a value was before it was rounded to a Dot's operand type, as the Dot does itself."""
-        made = next((s for s in reversed(self.stmts) if getattr(s, "out", -1) == v), None)
-        rounds = isinstance(made, Let) and made.op == "round" and made.attr("dtype") is operand
-        return made.args[0] if isinstance(made, Let) and rounds else v
 
     def scan(self, n: Node, index: Shape) -> int:
         if index != self.place[n]:
@@ -347,6 +341,13 @@ class _Lowering:
             elems = ix.ONE + _dot(tuple(e - 1 for e in n.shape), strides)
             self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems)))
         return found
+
+
+def _unrounded(stmts: Sequence[Stmt], v: int, operand: DType) -> int:
+    """What a value was before it was rounded to a Dot's operand type, as the Dot does itself."""
+    made = next((s for s in reversed(stmts) if getattr(s, "out", -1) == v), None)
+    rounds = isinstance(made, Let) and made.op == "round" and made.attr("dtype") is operand
+    return made.args[0] if isinstance(made, Let) and rounds else v
 
 
 def _guards_matter(n: Node, at: Shape, address: Expr, guard: Shape, facts: Facts) -> bool:
