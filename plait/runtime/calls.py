@@ -37,7 +37,12 @@ def inplace_form(target: str) -> str:
     return f"{namespace}.{name}.{overload}"
 
 
-def fetch_view(view: OperandView, sizes: Sizes, layout: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Fetch:
+def fetch_view(
+    view: OperandView,
+    sizes: Sizes,
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    make: tensors.View = tensors.view,
+) -> Fetch:
     """How to get an operand. `layout` is the (shape, strides) that the slot's tensor is known to have, if it is."""
     slot = view.slot
     if view.whole:
@@ -47,7 +52,6 @@ def fetch_view(view: OperandView, sizes: Sizes, layout: tuple[tuple[int, ...], t
     if offset == 0 and layout == (shape, strides):
         return lambda slots: slots[slot]
 
-    make = tensors.view
     return lambda slots: make(slots[slot], shape, strides, offset)
 
 

@@ -207,7 +207,7 @@ def _view_of_argument(
 ) -> Callable[[Sequence[Any]], torch.Tensor]:
     """The same view of whatever argument a replay is given."""
     shape, strides, offset = tuple(out.shape), out.stride(), int(out.storage_offset() - argument.storage_offset())
-    return lambda args: tensors.view(args[position], shape, strides, offset)
+    return lambda args: tensors.tracked_view(args[position], shape, strides, offset)
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:

@@ -259,9 +259,11 @@ class _Closed:
             return lambda slots: slots[slot]
         if isinstance(r, ViewOut):
             view = OperandView(r.slot, r.shape, r.strides, r.offset)
+            given = any(slot == r.slot for slot, _ in self.inputs)
+            make = tensors.tracked_view if given else tensors.view
             if late and not names_in(_numbers_of(view)).isdisjoint(late):
-                return lambda slots: fetch_view(view, Sizes(slots[self.late_slot] or self.early), None)(slots)
-            return fetch_view(view, self.sizes, None)
+                return lambda slots: fetch_view(view, Sizes(slots[self.late_slot] or self.early), None, make)(slots)
+            return fetch_view(view, self.sizes, None, make)
         if isinstance(r, InputOut):
             extra = self.owner.script.slots + len(self._passed)
             self._passed[extra] = r.position

@@ -9,6 +9,7 @@ import torch
 
 Ints = tuple[int, ...]
 Empty = Callable[[Ints, Ints, torch.dtype], torch.Tensor]
+View = Callable[[torch.Tensor, Ints, Ints, int], torch.Tensor]
 
 _guards: Any = getattr(torch._C._dynamo, "guards", None)
 
@@ -21,12 +22,13 @@ def empty_on(device: torch.device) -> Empty:
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _by_as_strided(base: torch.Tensor, shape: Ints, strides: Ints, offset: int) -> torch.Tensor:
+def tracked_view(base: torch.Tensor, shape: Ints, strides: Ints, offset: int) -> torch.Tensor:
+    """A view that autograd knows of: saved for the backward, it notices when its base is overwritten before that."""
     return base.as_strided(shape, strides, base.storage_offset() + offset)
 
 
 # view(base, shape, strides, offset in elements from base's first element)
-view: Callable[[torch.Tensor, Ints, Ints, int], torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _by_as_strided)
+view: View = getattr(_guards, "_reinterpret_tensor", tracked_view)
 
 # operators whose public function is bound more directly than the registry's, with the same arguments
 _DIRECT: dict[str, Any] = {
