@@ -238,7 +238,7 @@ add("absent_dim", absent_dim)
 
 
 # -------------------------------------------------------------------- attention
-ATTENTION = "form=swept tile=p0:1,p1:32,p2:all,r0:16,r1:all warps=4 stages=2 vector=p2"
+ATTENTION = "form=swept tile=p0:1,p1:16,p2:all,r0:16,r1:all warps=4 stages=2 vector=p2"
 
 
 def attention_make(
@@ -310,8 +310,8 @@ add("attention_window_ends", attention, 1, 100, 60, 16, 16, BF16, guards=(causal
 add("attention_ahead", attention, 1, 80, 100, 16, 16, BF16, guards=(since(-10),))
 add("attention_causal_f32", attention, 1, 37, 53, 24, 20, torch.float32, guards=(causal(16),))
 add("attention_strided_causal", attention, 1, 40, 70, 16, 16, BF16, guards=(lambda i, r: i * 2 - r,))
-add("attention_short", attention, 3, 5, 40, 16, 16, BF16, schedule=ATTENTION.replace("p1:32", "p1:all"))
-add("attention_decode", attention, 3, 1, 70, 16, 16, BF16, schedule=ATTENTION.replace("p1:32", "p1:1"))
+add("attention_short", attention, 3, 5, 40, 16, 16, BF16, schedule=ATTENTION.replace("p1:16", "p1:all"))
+add("attention_decode", attention, 3, 1, 70, 16, 16, BF16, schedule=ATTENTION.replace("p1:16", "p1:1"))
 add("attention_split_head", attention, 1, 37, 53, 48, 16, BF16, schedule=ATTENTION.replace("r1:all", "r1:16"))
 add(
     "attention_one_step",
@@ -335,7 +335,7 @@ add(
     4,
     4,
     torch.float64,
-    schedule=ATTENTION.replace("p1:32", "p1:4").replace("r0:16", "r0:4"),
+    schedule=ATTENTION.replace("p1:16", "p1:4").replace("r0:16", "r0:4"),
 )
 
 

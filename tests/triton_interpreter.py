@@ -55,6 +55,16 @@ def _product(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_im
     return TensorHandle(np.matmul(*[x.astype(d.data.dtype) for x in operands]) + d.data, d.dtype.scalar)
 
 
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+    """A scalar that was computed can bound a loop: its array of one element is an index."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).item()))
+
+
+interpreter._patch_lang_tensor = _patch_tensor_and_index
 interpreter._convert_float = _convert_as_hardware
 interpreter.InterpreterBuilder.create_dot = _product
 interpreter.InterpreterBuilder.create_fma = _fused

@@ -22,6 +22,7 @@ from plait.emit.triton_ops import (
     tl_type,
 )
 from plait.emit.triton_reduce import Reducer
+from plait.emit.triton_softmax import Segment, definitions, exp_of_difference, scale_late, segments
 from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -64,7 +65,8 @@ class Emitter:
         self.ix = Indexer(self.dims, program.schedule.vector)
         self.grid = Grid(self.ix, program.symbols)
         looped = frozenset(d.index for d in self.dims if d.looped)
-        program = self.program = loads_before_loops(without_small_dots(program, self.ix), looped)
+        program = self.program = scale_late(loads_before_loops(without_small_dots(program, self.ix), looped))
+        self.defs = definitions(program)
         self.reducer = Reducer(self.ix, dict(spans(program)), 32 * program.schedule.warps, self._lanes())
         self.carried = Carried(program, self.reducer)
         self.lines: list[str] = []
@@ -75,6 +77,7 @@ class Emitter:
         self.accuracy = Accuracy(program)
         self.pending: set[int] = set()  # reductions that an open loop carries
         self.waiting: list[Reduce] = []
+        self.true: set[int] = set()  # conditions known to hold
 
     def _lanes(self) -> int:
         """Neighbouring points of the vector dim in the 16 bytes that a thread loads at once."""
@@ -165,15 +168,23 @@ class Emitter:
         args = [self.ix.operand(k, axes) for k in s.args]
         types = [self.types[k] for k in s.args]
         if s.op == "index":
-            text = self.ix.text(attrs["expr"], axes)
-            args = [f"tl.cast({text}, {tl_type(s.dtype)})"]
+            args = [f"tl.cast({self.ix.text(attrs['expr'], axes)}, {tl_type(s.dtype)})"]
         elif s.op == "holds":
             args = self.ix.guards(attrs["guard"], axes)
+            if not args:
+                self.true.add(s.out)
         elif OPS[s.op].kind == "random":
             args += [self.ix.text(attrs["linear"], axes), str(attrs["draw"])]
         fast = self.accuracy.fast_exp(s) if s.op == "exp" else self.accuracy.tolerant(s.out)
-        quotient = self.quotient(s, axes, fast) if s.op == "div" and s.dtype is DType.f32 else None
-        text = quotient or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))
+        text: str | None = None
+        if s.op == "div" and s.dtype is DType.f32:
+            text = self.quotient(s, axes, fast)
+        elif s.op == "where" and s.args[0] in self.true:
+            text = args[1] if self.ix.locals[s.args[1]].axes == axes else None
+        elif s.op == "exp" and fast and (found := exp_of_difference(s, self.defs, self.ix)) is not None:
+            self.put(*found[0])
+            text = found[1]
+        text = text or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))
         self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)
 
@@ -281,7 +292,7 @@ class Emitter:
         if not d.looped:
             self.body(s.body)
             return
-        carried = [r for r in _statements(s.body) if self._begins(r, s.dim)]
+        carried = [r for r in _statements(s.body) if _begins(r, s.dim, self.pending)]
         own = [r for r in carried if isinstance(r, Reduce) and self.carried.owns(r)]
         for r in carried:
             self.pending.add(r.out)
@@ -291,28 +302,43 @@ class Emitter:
                 self.put(*self.reducer.begin(r, self.types[r.arg]))
             else:
                 self.put(*self.reducer.begin_scan(r))
-        checks = len(self.checks)
-        stages = self.program.schedule.stages
-        variable = f"{d.name}_start" if d.blocked else d.name
-        more = f", num_stages={stages}" if stages > 1 else ""
-        self.put(f"for {variable} in tl.range(0, {self.ix.text(d.extent, ())}, {d.tile}{more}):")
-        self.depth += 1
-        if d.blocked:
-            self.put(f"{d.name} = {d.name}_start + {d.name}_lane")
-            self.put(*(f"{name} = {text}" for name, text in self.grid.inside(d)))
-        self.body(s.body)
-        self.depth -= 1
-        del self.checks[checks:]
+        parts = segments(s, self.defs, self.ix)
+        for n, part in enumerate(parts):
+            end = part.end
+            if n + 1 < len(parts):
+                self.put(f"{d.name}_full = {end}")
+                end = f"{d.name}_full"
+            self.carried.again(own)
+            self.loop(s, part.start, end, part)
         self.pending -= {r.out for r in carried}
         self.put(*self.reducer.end([r for r in carried if isinstance(r, Reduce) and r not in own]))
         for r in own:
             self.put(*self.carried.end(r))
 
-    def _begins(self, r: Stmt, dim: int) -> bool:
-        """The accumulator of `r` starts before the loop over `dim`: its outermost."""
-        if isinstance(r, Reduce):
-            return dim in r.dims and r.out not in self.pending
-        return isinstance(r, Scan) and r.dim == dim
+    def loop(self, s: Sweep, start: str, end: str, part: Segment) -> None:
+        """One loop over (a part of) a swept dim."""
+        d, checks, stages = self.dims[s.dim], len(self.checks), self.program.schedule.stages
+        variable = f"{d.name}_start" if d.blocked else d.name
+        more = f", num_stages={stages}" if stages > 1 else ""
+        known = self.ix.true, self.ix.whole, self.true
+        self.ix.true, self.true = self.ix.true | part.true, set(self.true)
+        self.ix.whole = self.ix.whole | ({s.dim} if part.whole else set())
+        self.put(f"for {variable} in tl.range({start}, {end}, {d.tile}{more}):")
+        self.depth += 1
+        if d.blocked:
+            self.put(f"{d.name} = {d.name}_start + {d.name}_lane")
+            self.put(*(f"{name} = {text}" for name, text in self.grid.inside(d) if not part.whole))
+        self.body(s.body)
+        self.depth -= 1
+        del self.checks[checks:]
+        self.ix.true, self.ix.whole, self.true = known
+
+
+def _begins(r: Stmt, dim: int, pending: set[int]) -> bool:
+    """The accumulator of `r` starts before the loop over `dim`: its outermost."""
+    if isinstance(r, Reduce):
+        return dim in r.dims and r.out not in pending
+    return isinstance(r, Scan) and r.dim == dim
 
 
 def _statements(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
@@ -331,6 +357,7 @@ def _without_unused(body: str) -> str:
     defines = re.compile(r" *(v\d+s?) = ")
     while len(lines) != before:
         before = len(lines)
-        names = collections.Counter(n for line in lines for n in re.findall(r"\bv\d+s?\b", line))
-        lines = [line for line in lines if not ((m := defines.match(line)) and names[m.group(1)] == 1)]
+        uses = collections.Counter(n for line in lines for n in re.findall(r"\bv\d+s?\b", line))
+        uses.subtract(m.group(1) for line in lines if (m := defines.match(line)))
+        lines = [line for line in lines if not ((m := defines.match(line)) and not uses[m.group(1)])]
     return "\n".join(lines)

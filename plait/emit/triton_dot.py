@@ -196,7 +196,7 @@ class Carried:
         v, axes = ix.locals[k], ix.ordered((*outer, *m.inner))
         text = v.stored if v.stored and v.storage is m.operand else convert(v.text, v.dtype, m.operand)
         text = ix.widen(text, v.axes, axes)
-        beyond = [i for i in m.inner if not ix.dims[i].even and not self._zero_beyond(k, i)]
+        beyond = [i for i in m.inner if not ix.is_even(i) and not self._zero_beyond(k, i)]
         if beyond:
             text = f"tl.where({' & '.join(ix.inside(beyond, axes))}, {text}, 0.0)"
         if v.axes != axes:
@@ -262,12 +262,15 @@ class Carried:
     def _axes(self, s: Reduce) -> Axes:
         return self.ix.ordered(s.span)
 
+    def again(self, reductions: list[Reduce]) -> None:
+        """A loop that carries them is entered."""
+        self.stepped -= {r.out for r in reductions}
+
     def begin(self, s: Reduce) -> list[str]:
         """Lines before the loop."""
         if s.monoid in ("argmax", "argmin"):
             raise LowerFailed(f"a loop body reads the {s.monoid} that it carries")
         self.open.add(s.out)
-        self.stepped.discard(s.out)
         m = self.matrices.get(s.out)
         shape = f"[{self._size(m.rows)}, {self._size(m.columns)}]" if m else self.ix.shape(self._axes(s))
         monoid = "sum" if m else s.monoid

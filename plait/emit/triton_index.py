@@ -129,6 +129,8 @@ class Indexer:
     vector: str
     locals: dict[int, Local] = field(default_factory=dict)
     bounds: dict[int, int] = field(default_factory=dict)
+    whole: set[int] = field(default_factory=set)  # dims whose block is known to lie inside the extent
+    true: frozenset[Expr] = frozenset()  # guards known to hold
 
     def __post_init__(self) -> None:
         order = sorted((d.name == self.vector, d.index) for d in self.dims if d.blocked)
@@ -285,11 +287,30 @@ class Indexer:
 
     def inside(self, dims: Iterable[int], to: Axes) -> list[str]:
         """Conditions that the blocks' points lie inside the extents of `dims`."""
-        return [self.widen(f"{self.dims[i].name}_ok", (i,), to) for i in self.ordered(dims) if not self.dims[i].even]
+        return [self.widen(f"{self.dims[i].name}_ok", (i,), to) for i in self.ordered(dims) if not self.is_even(i)]
+
+    def is_even(self, i: int) -> bool:
+        """No point of a dim's block lies beyond the extent."""
+        return self.dims[i].even or i in self.whole
 
     def guards(self, guard: Iterable[Expr], to: Axes) -> list[str]:
         """Conditions that the expressions are >= 0."""
-        return [f"({self.text(g, to)} >= 0)" for g in guard]
+        return [self._guard(g, to) for g in guard if g not in self.true]
+
+    def _guard(self, g: Expr, to: Axes) -> str:
+        """g >= 0 as a comparison of what it adds with what it subtracts: no arithmetic lane by lane for a - b >= 0."""
+        wide = not self.is_narrow(g)
+        more = Expr.make({m: c for m, c in g.terms if c > 0})
+        less = Expr.make({m: -c for m, c in g.terms if c < 0})
+        return f"({self.text(more, to, wide)} >= {self.text(less, to, wide)})"
+
+
+def block_part(d: DimPlan) -> tuple[Expr, Expr]:
+    """The first and the last point of a dim in the current block, or a point beyond the last."""
+    if not d.blocked:
+        return ix.axis(d.index), ix.axis(d.index)
+    first = ix.ZERO if d.covered else _pseudo("start", d.index)
+    return first, first + (d.tile - 1)
 
 
 def _pseudo(kind: str, i: int) -> Expr:

@@ -50,3 +50,30 @@ def test_full_precision_of_f32() -> None:
 def test_one_row_is_no_matrix() -> None:
     mk, _ = triton_dot_cases.gemm_make(1, 64, 64, BF16, "form=swept tile=p1:16,r0:16 vector=r0")
     assert "tl.dot" not in emit_triton(mk.program(), "kernel").text
+
+
+def test_exponents_take_one_multiply_add_and_one_power_of_two() -> None:
+    text = _text("attention")
+    assert text.count("tl.exp2(tl.fma(") == 1
+    assert "libdevice.exp" not in text
+
+
+def test_causal_loops_end_at_the_diagonal_and_mask_only_there() -> None:
+    loops = _text("attention_causal").split("    for ")
+    assert len(loops) == 3
+    assert "r0_full" in loops[1]
+    assert "tl.minimum(64, p1_start + 16)" in loops[2]
+    assert "p1[:, None] >= r0[None, :]" not in loops[1]
+    assert "p1[:, None] >= r0[None, :]" in loops[2]
+
+
+def test_windows_bound_loops_on_both_sides() -> None:
+    text = _text("attention_window")
+    assert "in tl.range(tl.maximum(p1_start + (-20), 0) // 16 * 16, tl.minimum(100, p1_start + 16), 16" in text
+
+
+def test_only_the_last_step_is_masked_at_an_odd_length() -> None:
+    loops = _text("attention_odd").split("    for ")
+    assert len(loops) == 3
+    assert "r0_ok" not in loops[1]
+    assert "r0_ok" in loops[2]
