@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from plait.emit.cpp_frame import items, part_frame
 from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_dot import DotEmitter, Shape, direct_loads, shape_of
+from plait.emit.cpp_tiles_mask import Masks
 from plait.emit.cpp_tiles_plan import Run, Step, Tiles, prepare, steps
 from plait.emit.cpp_tiles_run import RunEmitter
 from plait.emit.cpp_tiles_store import Place, Store
@@ -60,6 +61,7 @@ class _Part:
         self.dots = DotEmitter(scope, self.tiles, self.store, self.direct)
         self.runs = RunEmitter(scope, self.tiles, self.store, self.direct, out)
         self.sums = ReduceEmitter(scope, self.tiles, self.store, out)
+        self.masks = Masks(scope, self.tiles)
         self.shapes: dict[int, Shape] = {}
         self.carried: dict[int, list[Reduce]] = {}  # id of a Sweep -> reductions that begin and end with it
         self._place(self.program.body, [])
@@ -125,13 +127,25 @@ class _Part:
         elif self.tiles.whole(s.dim):
             opening = "{"
         else:
-            opening = f"for (int64_t {name}_lo = 0; {name}_lo < {name}_n; {name}_lo += {size}) {{"
+            first, end = self._range(s)
+            opening = f"for (int64_t {name}_lo = {first}; {name}_lo < {end}; {name}_lo += {size}) {{"
         with self.out.block(opening, "}"):
             if size > 1:
                 self._count(s.dim)
             self._body(s.body)
         for r in carried:
             self.sums.close(r)
+
+    def _range(self, s: Sweep) -> tuple[str, str]:
+        """The first point of a sweep's tiles and their end, without tiles at either side that masks leave nothing of."""
+        name, size = self.scope.dims[s.dim], self.tiles.sizes[s.dim]
+        lower, upper = self.masks.bounds(s)
+        first, end = "0", f"{name}_n"
+        for text in lower:
+            first = f"plait::most_of({first}, {text})"
+        for text in upper:
+            end = f"plait::at_most_of({end}, {text})"
+        return f"{first} / {size} * {size}" if lower else first, end
 
     def _dot(self, s: Dot) -> None:
         self.sums.scale(s)

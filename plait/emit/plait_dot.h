@@ -243,7 +243,7 @@ inline void dot_rows_of(T* c, const T* a, Factor<B> b, int64_t n, int64_t k) {
 }
 
 template <class A, class B, class T>
-inline void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n, int64_t k, T* room) {
+__attribute__((noinline)) void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n, int64_t k, T* room) {
     for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
         const int64_t depth = lesser(DEPTH, k - k0);
         for (int64_t i = 0; i < depth; ++i) room[i] = A::get(a.at[(k0 + i) * a.col]);
@@ -274,7 +274,7 @@ inline void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n, int64_t k, T* roo
 // C has rows c_row apart that are a whole number of panels long: columns up to the next panel's are written too. A's strides
 // are of m and k, B's of k and n. `room` is dot_room() elements.
 template <class A, class B, class T>
-inline void dot(T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, T* room) {
+__attribute__((noinline)) void dot(T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, T* room) {
     if (m == 1) {
         dot_row(c, a, b, n, k, room);
         return;
