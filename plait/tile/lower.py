@@ -55,8 +55,10 @@ def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, head
     body, buffers = flat.stmts, flat.buffers
     if schedule.form == "swept":
         roles = {d.name: d.role for d in flat.dims}
-        keep = _ROW_BUFFER_BYTES if spec.kind == "cpu" and roles.get(schedule.vector) == "row" else 0
-        swept = sweep(flat, keep, _whole(flat, schedule))
+        rows = spec.kind == "cpu" and roles.get(schedule.vector) == "row" and not has_dots(flat)
+        keep = _ROW_BUFFER_BYTES if rows else 0
+        # C++ walks a dim that is held whole in one step
+        swept = sweep(flat, keep, _whole(flat, schedule) if spec.kind == "cuda" else frozenset())
         _once(flat, swept.body)
         body, buffers = swept.body, (*flat.buffers, *swept.scratch)
     program = TileProgram(
