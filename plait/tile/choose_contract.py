@@ -82,7 +82,7 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     for d in found.depth:
         extent = flat.dims[d].extent.const
         whole = found.stream and extent is not None and extent <= WIDEST
-        tile[d] = 0 if whole else _depth_tile(flat, spec)
+        tile[d] = 0 if whole else _depth_tile(flat, spec, _rows(flat, found, hint))
     sizes = _cpu_tiles(flat, found, hint) if spec.kind == "cpu" else _gpu_tiles(flat, found, spec, hint)
     tile |= sizes
     name = flat.dims[vector].name if vector is not None else ""
@@ -100,9 +100,20 @@ def _operand_bytes(flat: Flat) -> int:
     return max(s.operand.nbytes for s in flat.stmts if isinstance(s, Dot))
 
 
-def _depth_tile(flat: Flat, spec: DeviceSpec) -> int:
-    """Summed points of one step."""
-    return 256 if spec.kind == "cpu" else 128 // _operand_bytes(flat)
+def _rows(flat: Flat, found: Roles, hint: Hint) -> int:
+    """Rows of the result that share each column of the other factor: few of them make the product a stream of that factor."""
+    return (
+        min((hint(flat.dims[d].extent) for dims in (found.rows, found.columns) for d in dims[-1:]), default=1)
+        if (found.rows and found.columns)
+        else 1
+    )
+
+
+def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
+    """Summed points of one step: long ones where few rows share what is read, because then bytes in flight are all."""
+    if spec.kind == "cpu":
+        return 256
+    return (512 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
 
 
 def _pow2(n: int) -> int:
@@ -124,11 +135,13 @@ def _blocks(flat: Flat, tile: dict[int, int], hint: Hint) -> int:
 def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
     tile: dict[int, int] = dict.fromkeys(found.width, 0)
     narrow = _operand_bytes(flat) <= 2
+    rows = 128 if found.stream else _rows(flat, found, hint)
     chosen: list[int] = []
     for dims in (found.rows, found.columns):
         d = _largest(flat, dims, hint)
         if d is not None:
-            tile[d] = min(128 if narrow else 64, _pow2(hint(flat.dims[d].extent)))
+            most = {1: 16}.get(rows, 32 if rows <= 16 else 128 if narrow else 64)
+            tile[d] = min(most, _pow2(hint(flat.dims[d].extent)))
             chosen.append(d)
     while found.stream == () and chosen and _blocks(flat, tile, hint) < spec.units:
         d = max(chosen, key=lambda d: tile[d])

@@ -44,7 +44,7 @@ def lower(
 ) -> Lowered:
     """Lower a group under `schedule` (default: chosen for the device). Raises LowerFailed when the group has no such form."""
     flat = lower_flat(al, stored, env)
-    flat = coalesce(defer(flat) if env.numerics == "fused" else flat)
+    flat = coalesce(defer(flat) if has_dots(flat) and env.numerics == "fused" else flat)
     flat = cut_pieces(flat)
     schedule = schedule or choose(flat, spec, hint)
     return program_of(flat, schedule, spec, name, header)

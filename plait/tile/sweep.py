@@ -47,6 +47,7 @@ class _Sweeper:
         self.defs = self.values.defs
         self.next = max(self.defs, default=-1) + 1
         self.room = keep_bytes
+        self.products = any(isinstance(s, Dot) for s in flat.stmts)
         self.scratch: list[Buffer] = []
         self.current: dict[int, int] = {}  # a pending reduction -> the local its result goes to this time
         self.scales: dict[int, int] = {}  # a maximum in its pass -> the correction of the sums that follow it
@@ -125,8 +126,9 @@ class _Sweeper:
         return [groups[r] for r in sorted(groups)]
 
     def followed(self, s: Sink, v: int) -> Follows | None:
-        """Whether s, a sum, may share the pass of v, a maximum that its terms hang on."""
-        return follows(self.values, s, self.defs[v]) if isinstance(s, Reduce) else None
+        """Whether s, a sum, may share the pass of v, a maximum that its terms hang on. Where reading a row again is all that
+        a second pass costs, that is cheaper than correcting sums; forming products again is not."""
+        return follows(self.values, s, self.defs[v]) if self.products and isinstance(s, Reduce) else None
 
     def by_next_dim(self, inside: frozenset[int], group: list[Sink]) -> list[tuple[int | None, list[Sink]]]:
         """Sinks by the outermost row dim they still need a sweep over; straight-line ones last (they may use the sweeps)."""

@@ -26,7 +26,7 @@ def _fresh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    h = torch.tanh(x @ w) * 2
+    h = torch.tanh(torch.cdist(x, w.t())) * 2
     return h, h.sum(0)
 
 
