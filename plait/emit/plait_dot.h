@@ -28,6 +28,7 @@ template <class T>
 constexpr int64_t COLS = 2 * VECTOR / int64_t(sizeof(T));
 constexpr int64_t DEPTH = 256;  // of k in a panel: COLS * DEPTH elements are half a first-level cache
 constexpr int64_t BREADTH = 256;  // columns packed at a time
+constexpr int64_t ROW_DEPTH = 4096;  // of k, when C has one row
 
 template <class T>
 constexpr int64_t padded(int64_t n) {
@@ -45,7 +46,7 @@ constexpr int64_t at_most_of(int64_t a, int64_t b) { return a < b ? a : b; }
 // Elements of working memory that dot() wants for a tile.
 template <class T>
 constexpr int64_t dot_room(int64_t m, int64_t n, int64_t k) {
-    return at_most_of(k, DEPTH) * (at_most_of(padded<T>(n), BREADTH) + whole_rows(m)) + 16;
+    return most_of(at_most_of(k, DEPTH) * (at_most_of(padded<T>(n), BREADTH) + whole_rows(m)), at_most_of(k, ROW_DEPTH)) + 16;
 }
 
 // Vectors that may lie anywhere an element may.
@@ -230,6 +231,10 @@ inline void dot_rows_of(T* c, const T* a, Factor<B> b, int64_t n, int64_t k) {
         const typename B::Memory *const b0 = b.at + i * b.row, *const b1 = b0 + b.row, *const b2 = b1 + b.row,
                                        *const b3 = b2 + b.row;
         const T x0 = a[i], x1 = a[i + 1], x2 = a[i + 2], x3 = a[i + 3];
+        // rows are pages apart, across which the processor does not look ahead
+        if (COL == 1 && i + 12 <= k)
+            for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(*b0)))
+                for (int64_t ahead = 8; ahead < 12; ++ahead) __builtin_prefetch(b0 + ahead * b.row + j);
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) {
             const T low = fma(x1, B::get(b1[j * col]), x0 * B::get(b0[j * col]));
@@ -242,30 +247,49 @@ inline void dot_rows_of(T* c, const T* a, Factor<B> b, int64_t n, int64_t k) {
         for (int64_t j = 0; j < n; ++j) c[j] = fma(a[i], B::get(b.at[i * b.row + j * col]), c[j]);
 }
 
+// c[j] += the product of a and column j of b, for J columns at once whose elements are neighbours along k.
+template <int J, class B, class T>
+PLAIT_INLINE inline void dot_columns(T* c, const T* a, Factor<B> b, int64_t k) {
+    constexpr int64_t lanes = LANES / 2;
+    T part[J][lanes];
+    for (int j = 0; j < J; ++j)
+        for (int l = 0; l < lanes; ++l) part[j][l] = T(0);
+    int64_t i = 0;
+    for (; i + lanes <= k; i += lanes) {
+#pragma GCC unroll 8
+        for (int j = 0; j < J; ++j)
+#pragma omp simd
+            for (int64_t l = 0; l < lanes; ++l) part[j][l] = fma(a[i + l], B::get(b.at[j * b.col + i + l]), part[j][l]);
+    }
+    for (int j = 0; j < J; ++j) {
+        for (int64_t l = 0; i + l < k; ++l) part[j][l] = fma(a[i + l], B::get(b.at[j * b.col + i + l]), part[j][l]);
+        c[j] += across(part[j], lanes, [](T x, T y) { return x + y; });
+    }
+}
+template <class B, class T>
+inline void dot_columns_of(T* c, const T* a, Factor<B> b, int64_t n, int64_t k) {
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) dot_columns<4, B>(c + j, a, Factor<B>{b.at + j * b.col, 1, b.col}, k);
+    for (; j < n; ++j) dot_columns<1, B>(c + j, a, Factor<B>{b.at + j * b.col, 1, b.col}, k);
+}
+
 template <class A, class B, class T>
 __attribute__((noinline)) void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n, int64_t k, T* room) {
-    for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
-        const int64_t depth = lesser(DEPTH, k - k0);
-        for (int64_t i = 0; i < depth; ++i) room[i] = A::get(a.at[(k0 + i) * a.col]);
-        const typename B::Memory* const from = b.at + k0 * b.row;
-        if (b.row == 1) {
-            for (int64_t j = 0; j < n; ++j) {
-                const typename B::Memory* const column = from + j * b.col;
-                T part[LANES];
-                for (int l = 0; l < LANES; ++l) part[l] = T(0);
-                int64_t i = 0;
-                for (; i + LANES <= depth; i += LANES)
-#pragma omp simd
-                    for (int64_t l = 0; l < LANES; ++l) part[l] = fma(room[i + l], B::get(column[i + l]), part[l]);
-                for (int64_t l = 0; i + l < depth; ++l) part[l] = fma(room[i + l], B::get(column[i + l]), part[l]);
-                c[j] += across(part, LANES, [](T x, T y) { return x + y; });
-            }
-            continue;
+    for (int64_t k0 = 0; k0 < k; k0 += ROW_DEPTH) {
+        const int64_t depth = lesser(ROW_DEPTH, k - k0);
+        const T* row = room;
+        if constexpr (std::is_same_v<typename A::Memory, T>) {
+            if (a.col == 1) row = a.at + k0;
         }
-        if (b.col == 1)
-            dot_rows_of<B, 1>(c, room, Factor<B>{from, b.row, 1}, n, depth);
+        if (row == room)
+            for (int64_t i = 0; i < depth; ++i) room[i] = A::get(a.at[(k0 + i) * a.col]);
+        const typename B::Memory* const from = b.at + k0 * b.row;
+        if (b.row == 1)
+            dot_columns_of<B>(c, row, Factor<B>{from, 1, b.col}, n, depth);
+        else if (b.col == 1)
+            dot_rows_of<B, 1>(c, row, Factor<B>{from, b.row, 1}, n, depth);
         else
-            dot_rows_of<B, 0>(c, room, Factor<B>{from, b.row, b.col}, n, depth);
+            dot_rows_of<B, 0>(c, row, Factor<B>{from, b.row, b.col}, n, depth);
     }
 }
 
