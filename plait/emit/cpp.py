@@ -16,7 +16,7 @@ from plait.emit.cpp_body import Body
 from plait.emit.cpp_frame import items, part_frame
 from plait.emit.cpp_leaf import State
 from plait.emit.cpp_scope import Scope, guard_by_checks
-from plait.emit.cpp_tiles import emit_tiled_part, has_dot
+from plait.emit.cpp_tiles import emit_tiled_part, is_tiled
 from plait.emit.writer import Writer, identifier
 from plait.ir.ops import OPS
 from plait.tile.program import Let, TileProgram
@@ -85,12 +85,12 @@ def emit_cpp(kernels: Sequence[CppKernel]) -> str:
     out.line('#include "plait.h"')
     if any(isinstance(s, Let) and s.op in _RANDOM for k in kernels for p in k.parts for s in p.walk()):
         out.line('#include "plait_random.h"')
-    if any(has_dot(p) for k in kernels for p in k.parts):
+    if any(is_tiled(p) for k in kernels for p in k.parts):
         out.line('#include "plait_dot.h"')
     out.line()
     for k in kernels:
         for number, part in enumerate(k.parts):
-            emit = emit_tiled_part if has_dot(part) else _emit_part
+            emit = emit_tiled_part if is_tiled(part) else _emit_part
             emit(out, identifier(k.name), number, guard_by_checks(part))
         _emit_entry(out, k)
     return out.text()

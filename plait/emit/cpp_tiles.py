@@ -22,19 +22,26 @@ from plait.errors import LowerFailed
 from plait.tile.program import Dot, Let, Load, Reduce, Stmt, Sweep, TileProgram
 
 
-def has_dot(program: TileProgram) -> bool:
-    """True for programs that this emitter is for."""
-    return any(isinstance(s, Dot) for s in program.walk())
+def is_tiled(program: TileProgram) -> bool:
+    """True for programs that this emitter is for: those with contractions, or with accumulators that are read on the way."""
+    return any(
+        isinstance(s, Reduce)
+        and (isinstance(s, Dot) or s.scale is not None)
+        or isinstance(s, Let)
+        and s.op in ("running", "before")
+        for s in program.walk()
+    )
 
 
 def emit_tiled_part(out: Writer, name: str, number: int, program: TileProgram) -> None:
     """Write a part's functions."""
-    if any(b.role == "scratch" for b in program.buffers):
-        raise LowerFailed("a C++ kernel with contractions has no scratch buffers")
     program = prepare(program)
     scope = Scope(program, None)
     body = Writer()
     part = _Part(scope, body)
+    grid = [i for i, d in enumerate(program.dims) if d.role == "grid"]
+    if any(b.role == "scratch" for b in program.buffers) and part.tiles.of(tuple(grid)):
+        raise LowerFailed("a C++ kernel with tiles of grid dims has no scratch buffers")
     dims = scope.program.dims
     counters = [(f"{scope.dims[i]}_tile", f"{scope.dims[i]}_tiles") for i, d in enumerate(dims) if d.role == "grid"]
     with items(body, number, counters):

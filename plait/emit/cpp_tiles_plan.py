@@ -15,6 +15,9 @@ from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Span, Stmt, 
 Run = list[Let | Load | Store | Check]
 Step = Run | Reduce | Sweep
 
+_MOST = 4096  # points of a dim in a tile
+_UNKNOWN = 1024  # of a dim to be taken whole whose extent is not known
+
 
 # ---------------------------------------------------------------- rewriting
 def prepare(program: TileProgram) -> TileProgram:
@@ -99,11 +102,12 @@ class Tiles:
     def _size(self, i: int) -> int:
         d = self.program.dims[i]
         size, n = self.program.schedule.size(d.name), d.extent.const
-        if n is None:
-            if size == 0:
-                raise LowerFailed(f"the tile of {d.name}, whose extent is not known, is all of it")
-            return size
-        return max(n, 1) if size == 0 else max(min(size, n), 1)
+        if size == 1 and d.name == self.program.schedule.vector and d.role == "row":
+            size = 0
+        if size == 0:
+            # a sweep of several steps does as well as one over all
+            size = _UNKNOWN if n is None else min(n, _MOST)
+        return max(size if n is None else min(size, n), 1)
 
     def of(self, span: Span | frozenset[int]) -> tuple[int, ...]:
         """The dims of a span that a tile has several points of."""
