@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tile_make import B1, F32, TORCH, Make, randn
+from tile_make import B1, F32, I64, TORCH, Make, randn
 
 from plait.emit.triton import emit_triton
+from plait.ir.dtype import DType
 from plait.ir.index import Expr, axis, const, value
-from plait.tile.program import Dot, Reduce
+from plait.tile.program import Dot, Let, Reduce
 
 BF16, F16 = torch.bfloat16, torch.float16
 INF = float("inf")
@@ -41,6 +42,11 @@ class MakeDot(Make):
         last = self.body[-1]
         assert isinstance(last, Reduce)
         self.body[-1] = replace(last, scale=scale)
+        return n
+
+    def rounded(self, a: int, storage: DType) -> int:
+        n = self._new(self.spans[a], self.types[a])
+        self.body.append(Let(n, "round", (a,), self.types[a], self.spans[a], (("dtype", storage),)))
         return n
 
     def running(self, r: int) -> int:
@@ -251,8 +257,10 @@ def attention_make(
     schedule: str = ATTENTION,
     guards: tuple[Callable[[Expr, Expr], Expr], ...] = (),
     bias: torch.Tensor | None = None,
+    compared: str = "",
 ) -> tuple[MakeDot, tuple[torch.Tensor, ...]]:
-    """softmax(q k^T / sqrt(d)) v a head; `guards` of (query, key) hold where a key counts."""
+    """softmax(q k^T / sqrt(d)) v a head; `guards` of (query, key) hold where a key counts; `compared`: that is where
+    the query's index compares so with the key's ("ge"), or does not ("not lt")."""
     q, k, v = randn(heads, m, d, dtype=dtype), randn(heads, n, d, dtype=dtype), randn(heads, n, e, dtype=dtype) + 1
     mk = MakeDot("p0 p1 p2 r0 r1", [heads, m, e, n, d], schedule)
     h, i, j, r, s = (axis(t) for t in range(5))
@@ -266,10 +274,16 @@ def attention_make(
         if guards:
             holds = mk.let("holds", dtype=B1, guard=tuple(g(i, r) for g in guards))
             t = mk.let("where", holds, t, mk.const(nothing, wide), dtype=wide)
+        if compared:
+            query, key = mk.let("index", dtype=I64, expr=i), mk.let("index", dtype=I64, expr=r)
+            holds = mk.let(compared[-2:], query, key, dtype=B1)
+            holds = mk.let("bit_not", holds) if compared.startswith("not") else holds
+            t = mk.let("where", holds, t, mk.rounded(mk.const(nothing, wide), DType.bf16), dtype=wide)
         top = mk.reduce("max", t, (3,))
         now, old = mk.running(top), mk.before(top)
         base = mk.let("where", mk.let("eq", now, mk.const(nothing, wide), dtype=B1), mk.const(0.0, wide), now)
-        corr = mk.exp_of_difference(old, base)
+        none = mk.let("eq", old, mk.const(nothing, wide), dtype=B1)
+        corr = mk.let("where", none, mk.const(0.0, wide), mk.exp_of_difference(old, base))
         p = mk.exp_of_difference(t, base)
         total = mk.carried("sum", p, (3,), corr)
         out = mk.dot(p, mk.load(v, (h * n + r) * e + j), (3,), dtype, corr)
@@ -283,7 +297,8 @@ def attention(heads: int, m: int, n: int, d: int, e: int, dtype: torch.dtype, **
     if options.get("bias") is not None:
         t = t + options["bias"].double()
     keep = torch.ones(m, n, dtype=torch.bool)
-    for g in options.get("guards", ()):
+    shown = {"": (), "ge": (causal(0),), "not lt": (causal(0),), "gt": (causal(-1),)}[options.get("compared", "")]
+    for g in (*options.get("guards", ()), *shown):
         keep &= torch.tensor([[g(const(i), const(j)).const >= 0 for j in range(n)] for i in range(m)])
     t = t.masked_fill(~keep, -INF)
     return DotCase(mk, [torch.softmax(t, -1) @ v.double()])
@@ -310,6 +325,9 @@ add("attention_window_ends", attention, 1, 100, 60, 16, 16, BF16, guards=(causal
 add("attention_ahead", attention, 1, 80, 100, 16, 16, BF16, guards=(since(-10),))
 add("attention_causal_f32", attention, 1, 37, 53, 24, 20, torch.float32, guards=(causal(16),))
 add("attention_strided_causal", attention, 1, 40, 70, 16, 16, BF16, guards=(lambda i, r: i * 2 - r,))
+add("attention_compared", attention, 1, 37, 53, 16, 16, BF16, compared="ge")
+add("attention_compared_not", attention, 1, 37, 53, 16, 16, BF16, compared="not lt")
+add("attention_compared_less", attention, 1, 37, 53, 16, 16, BF16, compared="gt")
 add("attention_short", attention, 3, 5, 40, 16, 16, BF16, schedule=ATTENTION.replace("p1:16", "p1:all"))
 add("attention_decode", attention, 3, 1, 70, 16, 16, BF16, schedule=ATTENTION.replace("p1:16", "p1:1"))
 add("attention_split_head", attention, 1, 37, 53, 48, 16, BF16, schedule=ATTENTION.replace("r1:all", "r1:16"))
@@ -416,6 +434,31 @@ def row_softmax_epilogue() -> DotCase:
 
 
 add("row_softmax_epilogue", row_softmax_epilogue)
+
+
+def logsumexp(schedule: str) -> DotCase:
+    """No product: a maximum and the sum that follows it."""
+    m, n = 5, 150
+    x = randn(m, n) * 30
+    x[1], x[2, :100], x[3, 7] = -INF, -INF, INF
+    mk = MakeDot("p0 r0", [m, n], schedule)
+    with mk.sweep(1):
+        t = mk.load(x, axis(0) * n + axis(1))
+        top = mk.reduce("max", t, (1,))
+        now, old = mk.running(top), mk.before(top)
+        base = mk.let("where", mk.let("eq", now, mk.const(-INF), dtype=B1), mk.const(0.0), now)
+        corr = mk.let(
+            "where", mk.let("eq", old, mk.const(-INF), dtype=B1), mk.const(0.0), mk.exp_of_difference(old, base)
+        )
+        total = mk.carried("sum", mk.exp_of_difference(t, base), (1,), corr)
+    mk.store(empty(m, dtype=torch.float32), axis(0), mk.let("add", mk.let("log", total), top))
+    top64 = x.double().amax(1, keepdim=True)
+    low = torch.where(top64 == -INF, 0.0, top64)
+    return DotCase(mk, [(x.double() - low).exp().sum(1).log() + top64[:, 0]])
+
+
+add("logsumexp", logsumexp, "form=swept tile=p0:2,r0:32 vector=r0")
+add("logsumexp_lanes", logsumexp, "form=swept tile=p0:1,r0:128 warps=1 vector=r0")
 
 
 def wrong(name: str) -> str:

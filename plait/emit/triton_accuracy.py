@@ -103,11 +103,16 @@ class Accuracy:
         which the approximation loses relative accuracy, hardly count."""
         if s.dtype is not DType.f32:
             return False
-        for use in self.uses.get(s.out, []):
-            summed = isinstance(use, Reduce) and use.monoid in ("sum", "dot") and self._below_maximum(s.args[0])
-            if not summed and not self._forgives(use, s.out):
-                return False
-        return bool(self.uses.get(s.out))
+        below = self._below_maximum(s.args[0])
+        uses = self.uses.get(s.out, [])
+        return bool(uses) and all((below and self._sums(use)) or self._forgives(use, s.out) for use in uses)
+
+    def _sums(self, s: Stmt) -> bool:
+        """s adds up what it is given, or selects from it for such sums."""
+        if isinstance(s, Let) and s.op == "where":
+            uses = self.uses.get(s.out, [])
+            return bool(uses) and all(map(self._sums, uses))
+        return isinstance(s, Reduce) and s.monoid in ("sum", "dot")
 
     def _below_maximum(self, v: int) -> bool:
         d = self.defs.get(v)

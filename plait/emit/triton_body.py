@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy, reads_of
+from plait.emit.triton_bounds import Segment, segments, with_guards
 from plait.emit.triton_dot import Carried, loads_before_loops, without_small_dots
 from plait.emit.triton_grid import Grid
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
@@ -22,7 +23,7 @@ from plait.emit.triton_ops import (
     tl_type,
 )
 from plait.emit.triton_reduce import Reducer
-from plait.emit.triton_softmax import Segment, definitions, exp_of_difference, scale_late, segments
+from plait.emit.triton_softmax import definitions, exp_of_difference, scale_late
 from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -65,7 +66,7 @@ class Emitter:
         self.ix = Indexer(self.dims, program.schedule.vector)
         self.grid = Grid(self.ix, program.symbols)
         looped = frozenset(d.index for d in self.dims if d.looped)
-        program = self.program = scale_late(loads_before_loops(without_small_dots(program, self.ix), looped))
+        program = self.program = _prepared(program, self.ix, looped)
         self.defs = definitions(program)
         self.reducer = Reducer(self.ix, dict(spans(program)), 32 * program.schedule.warps, self._lanes())
         self.carried = Carried(program, self.reducer)
@@ -332,6 +333,12 @@ class Emitter:
         self.depth -= 1
         del self.checks[checks:]
         self.ix.true, self.ix.whole, self.true = known
+
+
+def _prepared(program: TileProgram, indexer: Indexer, looped: frozenset[int]) -> TileProgram:
+    if not any(isinstance(s, Dot) for s in program.walk()):
+        return program
+    return scale_late(with_guards(loads_before_loops(without_small_dots(program, indexer), looped)))
 
 
 def _begins(r: Stmt, dim: int, pending: set[int]) -> bool:

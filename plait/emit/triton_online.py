@@ -4,7 +4,8 @@
     sweep r: s = sum exp(x - m)         ->
 
 The lanes' sums are taken relative to the lanes' own maxima so far, and rescaled where a maximum moves. In the result the
-pair is one Reduce with the monoid "expsum" (this backend's own): `out` is s, and `linear` is value(m), the local that
+pair is one Reduce with the monoid "expsum" (this backend's own; "expsum_low" where it was a sum that follows its maximum
+already, and counts a maximum of -inf as 0): `out` is s, and `linear` is value(m), the local that
 receives the maximum.
 """
 
@@ -14,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from plait.emit.triton_accuracy import reads_of
+from plait.emit.triton_softmax import base_of, correction_of
 from plait.ir import index as ix
 from plait.ir.dtype import DType
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
 
 _Defs = Mapping[int, Let | Load | Reduce | Scan]
 
@@ -29,6 +31,7 @@ def merge_passes(program: TileProgram, looped: frozenset[int]) -> tuple[Stmt, ..
 
 def _merge(body: tuple[Stmt, ...], defs: _Defs, looped: frozenset[int]) -> tuple[Stmt, ...]:
     out = [replace(s, body=_merge(s.body, defs, looped)) if isinstance(s, Sweep) else s for s in body]
+    out = [_lane_by_lane(s, defs) if isinstance(s, Sweep) and s.dim in looped else s for s in out]
     for b in range(len(out)):
         for a in range(b):
             first, second = out[a], out[b]
@@ -59,6 +62,39 @@ def _pair(first: Sweep, second: Sweep, defs: _Defs) -> Sweep | None:
         return None
     both = replace(total, monoid="expsum", arg=top.arg, linear=ix.value(top.out))
     return replace(first, body=_replaced(first.body, top, both))
+
+
+def _lane_by_lane(sweep: Sweep, defs: _Defs) -> Sweep:
+    """A sweep whose one scaled sum follows its maximum across lanes every step, as such a pair; else the sweep."""
+    inside = _walk(sweep.body)
+    totals = [s for s in inside if isinstance(s, Reduce) and s.scale is not None]
+    if len(totals) != 1 or any(isinstance(s, Dot) for s in inside):
+        return sweep
+    (total,) = totals
+    assert total.scale is not None
+    followed = correction_of(total.scale, defs)
+    top = defs.get(followed) if followed is not None else None
+    e = defs.get(total.arg)
+    t = defs.get(e.args[0]) if isinstance(e, Let) and e.op == "exp" else None
+    if not isinstance(top, Reduce) or top not in inside or not isinstance(t, Let) or t.op != "sub":
+        return sweep
+    if (top.dims, total.monoid, total.dtype) != (total.dims, "sum", DType.f32):
+        return sweep
+    if base_of(t.args[1], defs) != top.out or not _same(top.arg, t.args[0], defs):
+        return sweep
+    follows = {top.out}
+    for s in inside:
+        if s is not total and follows & set(reads_of(s)):
+            if not isinstance(s, Let):
+                return sweep
+            follows.add(s.out)
+    both = replace(total, monoid="expsum_low", arg=top.arg, linear=ix.value(top.out), scale=None)
+    return replace(sweep, body=_replaced(_without(sweep.body, follows), total, both))
+
+
+def _without(body: tuple[Stmt, ...], locals_: set[int]) -> tuple[Stmt, ...]:
+    kept = [replace(s, body=_without(s.body, locals_)) if isinstance(s, Sweep) else s for s in body]
+    return tuple(s for s in kept if getattr(s, "out", -1) not in locals_)
 
 
 def _only_sink(sweep: Sweep) -> Reduce | None:

@@ -18,6 +18,8 @@ from plait.tile.program import Reduce, Scan
 _HELPER = {"prod": "_mul", "max": "_max", "min": "_min", "any": "_or", "all": "_and", "sum": "_add"}
 _SCAN = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "logcumsumexp": "logaddexp"}
 _INDEX_LAST = 2**63 - 1
+EXPSUMS = ("expsum", "expsum_low")
+"""Sums of exp(x - max x) with their maxima (triton_online). Where the maximum is -inf the first is NaN, the second 0."""
 
 
 def _limit(d: DType, greatest: bool) -> float | int:
@@ -31,7 +33,7 @@ def _limit(d: DType, greatest: bool) -> float | int:
 
 def identity(monoid: str, d: DType) -> str:
     """Text of the value that a monoid ignores (L3)."""
-    if monoid in ("sum", "any", "prod", "all", "expsum"):
+    if monoid in ("sum", "any", "prod", "all", *EXPSUMS):
         return literal(1 if monoid in ("prod", "all") else 0, d)
     if monoid == "logaddexp":
         return 'float("-inf")'
@@ -78,7 +80,7 @@ class Reducer:
         text = self.ix.widen(v.text, v.axes, axes)
         inside = self.ix.inside(s.dims, axes)
         if inside:
-            monoid = "max" if s.monoid == "expsum" else s.monoid
+            monoid = "max" if s.monoid in EXPSUMS else s.monoid
             value_type = v.dtype if s.monoid in ("argmax", "argmin") else s.dtype
             text = f"tl.where({' & '.join(inside)}, {text}, {identity(monoid, value_type)})"
         if v.axes != axes and not set(self.ix.ordered(s.dims)) <= set(v.axes):
@@ -176,7 +178,7 @@ class Reducer:
         out = [f"acc{s.out} = tl.full({shape}, {identity(s.monoid, d)}, {tl_type(d)})"]
         if s.monoid in ("argmax", "argmin"):
             out.append(f"at{s.out} = tl.full({shape}, {_INDEX_LAST}, tl.int64)")
-        if s.monoid == "expsum":
+        if s.monoid in EXPSUMS:
             out.append(f"top{s.out} = tl.full({shape}, {identity('max', d)}, {tl_type(d)})")
         return out
 
@@ -202,7 +204,7 @@ class Reducer:
             return [f"{pair} = _{s.monoid}({pair}, {text}, {self._index(s, axes)})"]
         if lanes > 1:
             text = f"tl.reshape({text}, {self._carried_shape(s, str(lanes))})"
-        if s.monoid == "expsum":
+        if s.monoid in EXPSUMS:
             return self._online(s, text, len(axes), lanes)
         if lanes > 1:
             text = across(s.monoid, text, len(axes), s.dtype)
@@ -230,7 +232,11 @@ class Reducer:
         (top,) = s.linear.values()
         axes = self._full_axes(s)
         out = self._collapse([replace(s, monoid="max", out=top)], [f"top{s.out}"], axes)
-        most = self.ix.widen(f"v{top}", self.ix.locals[top].axes, axes)
+        most = f"v{top}"
+        if s.monoid == "expsum_low":
+            most = f"base{s.out}"
+            out.append(f'{most} = tl.where(v{top} == float("-inf"), 0.0, v{top})')
+        most = self.ix.widen(most, self.ix.locals[top].axes, axes)
         out.append(f"acc{s.out} = acc{s.out} * {_exp(f'top{s.out} - {most}')}")
         return [*out, *self._collapse([replace(s, monoid="sum")], [f"acc{s.out}"], axes)]
 
@@ -244,7 +250,7 @@ class Reducer:
                 left = self._collapse_indexed(s, f"acc{s.out}", f"at{s.out}", axes, out)
                 self.ix.locals[s.out] = Local(f"v{s.out}", left, DType.i64)
                 out.append(f"v{s.out} = at{s.out}")
-            elif s.monoid == "expsum":
+            elif s.monoid in EXPSUMS:
                 out += self._end_online(s)
             else:
                 groups.setdefault((axes, self.ix.ordered(s.dims)), []).append(s)

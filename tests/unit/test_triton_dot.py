@@ -77,3 +77,17 @@ def test_only_the_last_step_is_masked_at_an_odd_length() -> None:
     assert len(loops) == 3
     assert "r0_ok" not in loops[1]
     assert "r0_ok" in loops[2]
+
+
+def test_compared_indices_are_a_mask_as_well() -> None:
+    for name in ("attention_compared", "attention_compared_not"):
+        loops = _text(name).split("    for ")
+        assert len(loops) == 3
+        assert "p1[:, None] >= r0[None, :]" not in loops[1]
+        assert "tl.minimum(53, p1_start + 16)" in loops[2]
+
+
+def test_a_sum_that_follows_a_maximum_stays_in_its_lanes_without_products() -> None:
+    text = _text("logsumexp_lanes")
+    assert "top16 = tl.full([32], " in text
+    assert text.count("for ") == 1

@@ -1,0 +1,236 @@
+"""Loops under masks in Triton text: tiles of which a mask leaves nothing are not visited, and tiles of which it leaves
+everything are not masked.
+
+`with_guards` writes comparisons of indices as guards, `segments` gives the loops of a swept dim. Attention under a causal
+mask, say, takes one loop up to the diagonal, and one, with the mask, over it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from plait.emit.triton_dot import walk
+from plait.emit.triton_index import DimPlan, Indexer, block_part
+from plait.emit.triton_softmax import Defs, base_of, correction_of
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.index import Expr
+from plait.tile.program import Check, Dot, Let, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+
+_COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "ge": lambda a, b: a - b,
+    "gt": lambda a, b: a - b - 1,
+    "le": lambda a, b: b - a,
+    "lt": lambda a, b: b - a - 1,
+}
+
+
+class _Guards:
+    def __init__(self) -> None:
+        self.index: dict[int, Expr] = {}
+        self.guard: dict[int, tuple[Expr, ...]] = {}
+
+    def visit(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(
+            replace(s, body=self.visit(s.body)) if isinstance(s, Sweep) else self.let(s) if isinstance(s, Let) else s
+            for s in body
+        )
+
+    def let(self, s: Let) -> Let:
+        if s.dtype is DType.i64:
+            self.number(s)
+        if s.dtype is not DType.b1:
+            return s
+        guard = self.of(s)
+        if guard is None:
+            return s
+        self.guard[s.out] = guard
+        return Let(s.out, "holds", (), DType.b1, s.span, (("guard", guard),))
+
+    def number(self, s: Let) -> None:
+        args = [self.index.get(a) for a in s.args]
+        if s.op == "index":
+            self.index[s.out] = s.attr("expr")
+        elif s.op == "const":
+            self.index[s.out] = ix.const(int(s.attr("value")))
+        elif s.op in ("add", "sub") and args[0] is not None and args[1] is not None:
+            self.index[s.out] = args[0] + args[1] if s.op == "add" else args[0] - args[1]
+
+    def of(self, s: Let) -> tuple[Expr, ...] | None:
+        """The expressions that are all >= 0 where a condition holds."""
+        if s.op == "holds":
+            return s.attr("guard")  # type: ignore[no-any-return]
+        if s.op in _COMPARISONS:
+            a, b = (self.index.get(k) for k in s.args)
+            return (_COMPARISONS[s.op](a, b),) if a is not None and b is not None and (a - b).axes() else None
+        guards = [self.guard.get(k) for k in s.args]
+        if s.op in ("bit_and", "mul") and guards[0] is not None and guards[1] is not None:
+            return tuple(dict.fromkeys(guards[0] + guards[1]))
+        if s.op == "bit_not" and guards[0] is not None and len(guards[0]) == 1:
+            return (-guards[0][0] - 1,)
+        return None
+
+
+def with_guards(program: TileProgram) -> TileProgram:
+    """The program with conditions that compare indices written as guards."""
+    return replace(program, body=_Guards().visit(program.body))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One loop: texts of its first point and its end, guards that hold all through it, and whether no tile of it reaches
+    beyond the extent."""
+
+    start: str
+    end: str
+    true: frozenset[Expr] = frozenset()
+    whole: bool = False
+
+
+def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
+    """The loops that a swept dim becomes. Tiles that a guard excludes from every block of points, to which nothing carried
+    would change, are not visited; the mask is left out of those that it excludes nothing of, when these come first."""
+    d = indexer.dims[s.dim]
+    extent = indexer.text(d.extent, ())
+    found = [b for g in _guards(s) if (b := _bound(g, s, indexer)) is not None and _excludes(g, s, defs)]
+    lower = [b for b in found if b.rising]
+    upper = [b for b in found if not b.rising]
+    start, end = "0", extent
+    for b in lower:
+        first = b.text(indexer, most=True)
+        start = first if start == "0" else f"tl.maximum({start}, {first})"
+    if lower:
+        start = f"tl.maximum({start}, 0) // {d.tile} * {d.tile}"
+    for b in upper:
+        end = f"tl.minimum({end}, {b.text(indexer, most=True)})"
+    if lower or not (upper or not d.even) or not any(isinstance(x, Reduce) and x.scale is not None for x in walk(s)):
+        return [Segment(start, end)]
+    full = extent
+    for b in upper:
+        full = f"tl.minimum({full}, {b.text(indexer, most=False)})"
+    name = f"{d.name}_full"
+    return [
+        Segment("0", f"tl.maximum({full}, 0) // {d.tile} * {d.tile}", frozenset(b.guard for b in upper), True),
+        Segment(name, end),
+    ]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """guard = slope * axis(dim) + rest >= 0, over a block: `most` and `least` are the rest's extremes."""
+
+    guard: Expr
+    dim: DimPlan
+    slope: int
+    most: Expr
+    least: Expr
+
+    @property
+    def rising(self) -> bool:
+        return self.slope > 0
+
+    def text(self, indexer: Indexer, most: bool) -> str:
+        """The first point that may hold (rising), or the end of those that may (most) or must hold."""
+        rest = self.most if most else self.least
+        step = abs(self.slope)
+        e = (-rest + (step - 1)) if self.rising else rest + step
+        wide = not indexer.is_narrow(e)
+        out = indexer.text(e, (), wide)
+        if step > 1:
+            out = f"_floor_div({out}, {step})"
+        return f"tl.cast({out}, tl.int32)" if wide and not self.dim.wide else out
+
+
+def _guards(s: Sweep) -> Iterator[Expr]:
+    seen: set[Expr] = set()
+    for x in walk(s):
+        if isinstance(x, Let) and x.op == "holds":
+            yield from (g for g in x.attr("guard") if g not in seen)
+            seen.update(x.attr("guard"))
+
+
+def _bound(g: Expr, s: Sweep, indexer: Indexer) -> _Bound | None:
+    """A guard that is linear in the swept dim and in dims of which the loop knows the block."""
+    inside = {x.dim for x in walk(s) if isinstance(x, Sweep) and indexer.dims[x.dim].looped}
+    if s.dim not in g.axes() or g.values() or not g.axes() - {s.dim} <= set(range(len(indexer.dims))) - inside:
+        return None
+    coefficients, rest = g.linear()
+    most = least = rest
+    slope = 0
+    for a, c in coefficients.items():
+        if a.kind != "axis" or c.const is None:
+            return None
+        i = a.args[0]
+        assert isinstance(i, int)
+        if i == s.dim:
+            slope = c.const
+            continue
+        first, last = block_part(indexer.dims[i])
+        most = most + (last if c.const > 0 else first) * c
+        least = least + (first if c.const > 0 else last) * c
+    return _Bound(g, indexer.dims[s.dim], slope, most, least) if slope else None
+
+
+def _excludes(g: Expr, s: Sweep, defs: Defs) -> bool:
+    """Where g does not hold, nothing that the loop carries changes."""
+    value = _values_outside(g, defs)
+    identity = {"max": -math.inf, "min": math.inf, "sum": 0.0, "prod": 1.0, "any": False, "all": True}
+    some = False
+    for x in walk(s):
+        if isinstance(x, (Store, Check, Scan)):
+            return False
+        if isinstance(x, Reduce) and s.dim in x.dims:
+            some = True
+            factors = [value(x.arg), *([value(x.other)] if isinstance(x, Dot) else [])]
+            neutral = 0.0 if isinstance(x, Dot) else identity.get(x.monoid)
+            if (
+                neutral is None
+                or neutral not in factors
+                or (x.scale is not None and correction_of(x.scale, defs) is None)
+            ):
+                return False
+    return some
+
+
+def _values_outside(g: Expr, defs: Defs) -> Callable[[int], float | bool | None]:
+    """What is known of locals at points where g does not hold: a constant, or None."""
+    known: dict[int, float | bool | None] = {}
+
+    def value(k: int) -> float | bool | None:
+        if k not in known:
+            d = defs.get(k)
+            known[k] = _let(d) if isinstance(d, Let) else None
+        return known[k]
+
+    def _let(d: Let) -> float | bool | None:
+        if d.op == "holds":
+            return False if g in d.attr("guard") else None
+        if d.op == "const":
+            return d.attr("value")  # type: ignore[no-any-return]
+        if d.op == "sub" and value(d.args[0]) == -math.inf and base_of(d.args[1], defs) is not None:
+            return -math.inf
+        args = [value(a) for a in d.args]
+        if d.op == "where":
+            return args[2] if args[0] is False else args[1] if args[0] is True or args[1] == args[2] else None
+        if d.dtype is DType.b1 and d.op in ("mul", "bit_and"):
+            return False if False in args else None
+        if any(a is None for a in args):
+            return None
+        return _arithmetic(d.op, [float(a) for a in args if a is not None])
+
+    return value
+
+
+def _arithmetic(op: str, args: list[float]) -> float | None:
+    if op in ("round", "cast", "copy"):
+        return args[0] if args[0] == 0 or math.isinf(args[0]) else None
+    if op in ("exp", "exp2"):
+        return 0.0 if args[0] == -math.inf else None
+    if op == "mul":
+        out = args[0] * args[1]
+        return out if out == 0 or math.isinf(out) else None
+    if op == "div" and args[0] == 0 and args[1] != 0:
+        return 0.0
+    return None
