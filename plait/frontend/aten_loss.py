@@ -113,6 +113,14 @@ def binary_cross_entropy_backward(
     return settle(ctx, _shared(ctx, c, out, reduction, x), d)
 
 
+@table("soft_margin_loss_backward.default")
+def soft_margin_loss_backward(ctx: Context, grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Any:
+    """-y * sigmoid(-y * x), which loses nothing where 1 - sigmoid(y * x) would cancel."""
+    d, c, (g, u, v) = _operands(ctx, grad, x, y)
+    slope = c("neg", c("mul", v, c("sigmoid", c("neg", c("mul", v, u)))))
+    return settle(ctx, c("mul", _shared(ctx, c, slope, reduction, x, y), g), d)
+
+
 def _classes(ctx: Context, x: Tensor, target: Tensor, ignore_index: int) -> tuple[int, Tensor, Tensor]:
     """(class dimension, where a target counts, targets with 0 where it does not)."""
     if category(x.dtype) != 2 or target.dtype not in (DType.i64, DType.u8):

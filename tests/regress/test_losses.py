@@ -47,3 +47,12 @@ def test_unreduced_loss_receives_the_weights_in_its_gradient() -> None:
     t = torch.randint(0, 15, (2, 4))
     t[0, 1] = -100
     agree(Head(), (torch.randn(2, 4, 10, requires_grad=True), t, torch.rand(2, 4)), train=True)
+
+
+def test_gradient_of_a_soft_margin_that_is_kept_by_far() -> None:
+    """The gradient was 1 - sigmoid, nothing but rounding for large margins."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return F.soft_margin_loss(x, y, reduction="sum")
+
+    agree(fn, (torch.linspace(13, 18, 41).requires_grad_(), torch.ones(41)), train=True)
