@@ -124,6 +124,7 @@ for _a in (False, True):
     for _b in (False, True):
         add(f"gemm_stored_{int(_a)}{int(_b)}", gemm, 37, 41, 53, BF16, a_rows=_a, b_rows=_b)
 add("gemm_columns_first", gemm, 37, 41, 53, BF16, TILES.replace("vector=p1", "vector=p0"))
+add("gemm_bands", gemm, 163, 51, 16, BF16, TILES.replace("p0:32,p1:32", "p0:16,p1:16"))
 add("gemm_epilogue", gemm, 37, 41, 53, BF16, epilogue=True)
 add("gemm_prologue", gemm, 37, 41, 53, BF16, prologue=True)
 add("gemm_covered", gemm, 37, 41, 53, BF16, "form=swept tile=p0:16,p1:all,r0:all warps=4 stages=1 vector=p1")
@@ -258,10 +259,15 @@ def attention_make(
     guards: tuple[Callable[[Expr, Expr], Expr], ...] = (),
     bias: torch.Tensor | None = None,
     compared: str = "",
+    data: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[MakeDot, tuple[torch.Tensor, ...]]:
     """softmax(q k^T / sqrt(d)) v a head; `guards` of (query, key) hold where a key counts; `compared`: that is where
     the query's index compares so with the key's ("ge"), or does not ("not lt")."""
-    q, k, v = randn(heads, m, d, dtype=dtype), randn(heads, n, d, dtype=dtype), randn(heads, n, e, dtype=dtype) + 1
+    q, k, v = data or (
+        randn(heads, m, d, dtype=dtype),
+        randn(heads, n, d, dtype=dtype),
+        randn(heads, n, e, dtype=dtype) + 1,
+    )
     mk = MakeDot("p0 p1 p2 r0 r1", [heads, m, e, n, d], schedule)
     h, i, j, r, s = (axis(t) for t in range(5))
     scale, nothing, wide = d**-0.5, -INF, TORCH[dtype].compute

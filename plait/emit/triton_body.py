@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy, reads_of
-from plait.emit.triton_bounds import Segment, segments, with_guards
+from plait.emit.triton_bounds import Segment, longest_last, segments, with_guards
 from plait.emit.triton_dot import Carried, loads_before_loops, without_small_dots
 from plait.emit.triton_grid import Grid
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
@@ -70,6 +70,8 @@ class Emitter:
         self.defs = definitions(program)
         self.reducer = Reducer(self.ix, dict(spans(program)), 32 * program.schedule.warps, self._lanes())
         self.carried = Carried(program, self.reducer)
+        if self.carried.matrices:
+            self.grid.order(longest_last(program, self.defs, self.ix), self.carried.sides())
         self.lines: list[str] = []
         self.depth = 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values

@@ -94,7 +94,7 @@ def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
     would change, are not visited; the mask is left out of those that it excludes nothing of, when these come first."""
     d = indexer.dims[s.dim]
     extent = indexer.text(d.extent, ())
-    found = [b for g in _guards(s) if (b := _bound(g, s, indexer)) is not None and _excludes(g, s, defs)]
+    found = _bounds(s, defs, indexer)
     lower = [b for b in found if b.rising]
     upper = [b for b in found if not b.rising]
     start, end = "0", extent
@@ -115,6 +115,21 @@ def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
         Segment("0", f"tl.maximum({full}, 0) // {d.tile} * {d.tile}", frozenset(b.guard for b in upper), True),
         Segment(name, end),
     ]
+
+
+def longest_last(program: TileProgram, defs: Defs, indexer: Indexer) -> frozenset[int]:
+    """Grid dims along which loops end later and later: their last blocks had better start first."""
+    out: set[int] = set()
+    for s in program.walk():
+        if isinstance(s, Sweep) and indexer.dims[s.dim].looped:
+            for b in _bounds(s, defs, indexer):
+                coefficients = b.guard.linear()[0].items()
+                out |= {a.args[0] for a, c in coefficients if (c.const or 0) > 0 and not b.rising}  # type: ignore[misc]
+    return frozenset(out)
+
+
+def _bounds(s: Sweep, defs: Defs, indexer: Indexer) -> list[_Bound]:
+    return [b for g in _guards(s) if (b := _bound(g, s, indexer)) is not None and _excludes(g, s, defs)]
 
 
 @dataclass(frozen=True)

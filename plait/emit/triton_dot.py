@@ -188,6 +188,10 @@ class Carried:
         """A product takes what s loads as it is stored."""
         return storage.is_storage_only and self.factors.get(s.out) is storage
 
+    def sides(self) -> list[tuple[set[int], set[int]]]:
+        """The axes of rows and of columns of every product."""
+        return [(set(m.rows), set(m.columns)) for m in self.matrices.values()]
+
     # ---------------------------------------------------------------- operands
     def _factor(self, k: int, m: Matrix, outer: Axes, first: bool) -> str:
         """A factor as a matrix, its outer axes first or last, with zeros beyond the extents of the inner ones."""

@@ -1,4 +1,9 @@
-"""The one-dimensional grid of an emitted kernel, and the variables that say where in its dims a block stands."""
+"""The one-dimensional grid of an emitted kernel, and the variables that say where in its dims a block stands.
+
+Blocks with neighbouring numbers run together. Those of a product of matrices therefore walk its result in bands of a few
+tiles of rows, so that both factors' tiles are found in the cache. Along a dim whose last blocks have most to do, these
+come first.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,24 @@ from plait.emit.triton_index import DimPlan, Indexer, size_name
 from plait.ir import index as ix
 from plait.ir.index import Expr
 
+_BAND = 8
+
 
 class Grid:
     """The dims of one program as the blocks see them. Definitions are (name, text) pairs."""
 
     def __init__(self, indexer: Indexer, symbols: tuple[str, ...]) -> None:
         self.ix, self.dims, self.symbols = indexer, indexer.dims, symbols
+        self.backwards: frozenset[int] = frozenset()
+        self.in_bands = False
+
+    def order(self, backwards: frozenset[int], products: list[tuple[set[int], set[int]]]) -> None:
+        """Choose the order of blocks: dims to walk `backwards`, and the dims of rows and of columns of `products`."""
+        self.backwards = backwards
+        last = [{d.index} for d in self._cut_dims()[-2:]]
+        if len(last) == 2 and not backwards & (last[0] | last[1]):
+            a, b = last
+            self.in_bands = any((a <= r and b <= c) or (b <= r and a <= c) for r, c in products)
 
     def _cut_dims(self) -> list[DimPlan]:
         return [d for d in self.dims if not d.covered and not d.looped]
@@ -47,15 +64,37 @@ class Grid:
         rest = block
         if any(d.wide for d in grid):
             rest = f"tl.cast({rest}, tl.int64)"
+        if self.in_bands:
+            bands, rest = self._bands(grid[-2], grid[-1], rest, len(grid) == 2)
+            out += bands
+            grid = grid[:-2]
         for n, d in enumerate(reversed(grid)):
             last = n == len(grid) - 1
             tiles = self.ix.text(d.tiles, ())
-            name = f"{d.name}_tile" if d.blocked else d.name
-            out.append((name, rest if last else f"{rest} % ({tiles})"))
+            place = rest if last else f"{rest} % ({tiles})"
+            if d.index in self.backwards:
+                place = f"({tiles}) - 1 - ({place})"
+            out.append((_place(d), place))
             if not last:
                 out.append((f"{d.name}_rest", f"{rest} // ({tiles})"))
                 rest = f"{d.name}_rest"
         return out
+
+    def _bands(self, m: DimPlan, n: DimPlan, rest: str, alone: bool) -> tuple[list[tuple[str, str]], str]:
+        """Two dims walked in bands of some tiles of the first, whose tiles a band walks fastest; and what is left."""
+        rows, columns = self.ix.text(m.tiles, ()), self.ix.text(n.tiles, ())
+        both = f"({rows}) * ({columns})"
+        place, band = f"{n.name}_place", f"{n.name}_band"
+        out = [
+            (place, rest if alone else f"{rest} % ({both})"),
+            (f"{n.name}_rest", f"{rest} // ({both})"),
+            (band, f"{place} // ({_BAND} * ({columns}))"),
+            (f"{band}_rows", f"tl.minimum(({rows}) - {band} * {_BAND}, {_BAND})"),
+            (f"{band}_place", f"{place} % ({_BAND} * ({columns}))"),
+            (_place(m), f"{band} * {_BAND} + {band}_place % {band}_rows"),
+            (_place(n), f"{band}_place // {band}_rows"),
+        ]
+        return out, f"{n.name}_rest"
 
     def _variables(self, d: DimPlan, in_loop: bool) -> list[tuple[str, str]]:
         """Definitions for one dim; the part that changes with a loop is left to the loop."""
@@ -80,3 +119,8 @@ class Grid:
             return [(f"{d.name}_ok", f"{d.name} < {extent}")]
         # compared in 32 bits, lane by lane
         return [(f"{d.name}_ok", f"{d.name}_lane < tl.cast(tl.minimum({extent} - {d.name}_start, {d.tile}), tl.int32)")]
+
+
+def _place(d: DimPlan) -> str:
+    """The variable that holds the number of a dim's tile."""
+    return f"{d.name}_tile" if d.blocked else d.name

@@ -91,3 +91,12 @@ def test_a_sum_that_follows_a_maximum_stays_in_its_lanes_without_products() -> N
     text = _text("logsumexp_lanes")
     assert "top16 = tl.full([32], " in text
     assert text.count("for ") == 1
+
+
+def test_blocks_with_most_to_do_come_first() -> None:
+    assert "p1_tile = (4) - 1 - (" in _text("attention_causal")
+    assert "p1_tile = tl.program_id(0) %" in _text("attention")
+
+
+def test_products_walk_their_result_in_bands() -> None:
+    assert "p1_band" in _text("gemm_bands")
