@@ -93,21 +93,24 @@ inline void fill(T* to, int64_t n, T value) {
 template <template <class> class Rule, class Total, class T>
 inline Total along(const T* x, int64_t n) {
     Total total = Rule<Total>::identity();
-    for (int64_t begin = 0; begin < n; begin += SETTLE) {
+    int64_t begin = 0;
+    while (n - begin >= LANES) {
         const int64_t end = lesser(n, begin + SETTLE);
-        int64_t i = begin;
-        if (end - begin >= LANES) {
-            T part[LANES];
-            for (int l = 0; l < LANES; ++l) part[l] = x[begin + l];
-            for (i += LANES; i + LANES <= end; i += LANES)
+        T part[LANES];
+        for (int l = 0; l < LANES; ++l) part[l] = x[begin + l];
+        for (begin += LANES; begin + LANES <= end; begin += LANES)
 #pragma omp simd
-                for (int64_t l = 0; l < LANES; ++l) part[l] = Rule<T>::combine(part[l], x[i + l]);
-            Total all[LANES];
-            for (int l = 0; l < LANES; ++l) all[l] = part[l];
-            total = Rule<Total>::combine(total, across(all, LANES, Rule<Total>::combine));
+            for (int64_t l = 0; l < LANES; ++l) part[l] = Rule<T>::combine(part[l], x[begin + l]);
+#pragma GCC unroll 8
+        for (int width = LANES / 2; width > 0; width /= 2) {
+            // lone lanes of a maximum would be compared with jumps, which a vector of four has not; its upper lanes do not matter
+            const int some = std::is_same_v<Rule<T>, SumRule<T>> || width > 4 ? width : 4;
+#pragma omp simd
+            for (int l = 0; l < some; ++l) part[l] = Rule<T>::combine(part[l], part[l + width]);
         }
-        for (; i < end; ++i) total = Rule<Total>::combine(total, x[i]);
+        total = Rule<Total>::combine(total, part[0]);
     }
+    for (int64_t i = begin; i < n; ++i) total = Rule<Total>::combine(total, x[i]);
     return total;
 }
 
