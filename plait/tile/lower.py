@@ -14,6 +14,7 @@ from plait.tile.choose import Hint, choose
 from plait.tile.choose_contract import has_dots
 from plait.tile.coalesce import coalesce, exprs_of
 from plait.tile.flat import Env, Flat, lower_flat
+from plait.tile.masks import conditions
 from plait.tile.pieces import cut_pieces
 from plait.tile.program import Dot, Stmt, Sweep, TileProgram, walk
 from plait.tile.schedule import Schedule
@@ -44,7 +45,9 @@ def lower(
 ) -> Lowered:
     """Lower a group under `schedule` (default: chosen for the device). Raises LowerFailed when the group has no such form."""
     flat = lower_flat(al, stored, env)
-    flat = coalesce(defer(flat) if has_dots(flat) and env.numerics == "fused" else flat)
+    if has_dots(flat):
+        flat = conditions(defer(flat) if env.numerics == "fused" else flat)
+    flat = coalesce(flat)
     flat = cut_pieces(flat)
     schedule = schedule or choose(flat, spec, hint)
     return program_of(flat, schedule, spec, name, header)

@@ -1,0 +1,115 @@
+"""Masks of positions as conditions on index expressions: what computes them from positions becomes one "holds".
+
+    i = index(p1); j = index(r0); far = gt(j, i); where(far, -inf, x)    ->    where(holds(p1 - r0 >= 0), x, -inf)
+
+A choice between a constant and a value has the constant where its condition fails. Loop bounds and the split into full and partial tiles are read off such conditions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plait.ir import index as ix
+from plait.ir.dtype import DType
+from plait.ir.index import Expr
+from plait.tile.flat import Flat
+from plait.tile.program import Let, Stmt
+
+Guard = tuple[Expr, ...]
+
+
+def conditions(flat: Flat) -> Flat:
+    """The same statements with comparisons of positions, and what is made of them, as conditions."""
+    facts = ix.Facts(axes=tuple(d.extent for d in flat.dims), symbols=flat.symbols)
+    count = 1 + max((getattr(s, "out", -1) for s in flat.stmts), default=-1)
+    known = _Known(facts, count)
+    out: list[Stmt] = []
+    for s in flat.stmts:
+        out += known.rewritten(s) if isinstance(s, Let) else [s]
+    return replace(flat, stmts=tuple(out))
+
+
+class _Known:
+    def __init__(self, facts: ix.Facts, count: int) -> None:
+        self.facts, self.count = facts, count
+        self.positions: dict[int, Expr] = {}
+        self.guards: dict[int, Guard] = {}
+        self.constants: dict[int, object] = {}
+
+    def rewritten(self, s: Let) -> list[Stmt]:
+        """The statement, or what it is in terms of conditions; what it is gets noted either way."""
+        if s.op == "const":
+            self.constants[s.out] = s.attr("value")
+        position = self._position(s)
+        if position is not None:
+            self.positions[s.out] = position
+            return [s]
+        guard = self._guard(s)
+        if guard is not None:
+            return [self._holds(s.out, guard, s)]
+        if s.op == "where" and s.args[1] in self.constants and s.args[2] not in self.constants:
+            guard = self.guards.get(s.args[0])
+            if guard is not None and len(guard) == 1:
+                self.count += 1
+                turned = self._holds(self.count - 1, (-guard[0] - 1,), s)
+                return [turned, replace(s, args=(turned.out, s.args[2], s.args[1]))]
+        return [s]
+
+    def _holds(self, out: int, guard: Guard, s: Let) -> Let:
+        guard = tuple(g for g in dict.fromkeys(guard) if not self.facts.is_nonneg(g))
+        self.guards[out] = guard
+        span = tuple(sorted({d for g in guard for d in g.axes()}))
+        return Let(out, "holds", (), DType.b1, span, (("guard", guard),))
+
+    def _position(self, s: Let) -> Expr | None:
+        """An integer that is an expression of the dims (values that are loaded are none)."""
+        if s.dtype is not DType.i64:
+            return None
+        if s.op == "index":
+            e: Expr = s.attr("expr")
+            return None if e.values() else e
+        if s.op == "const":
+            return ix.const(int(s.attr("value")))
+        if not s.args or not all(a in self.positions for a in s.args):
+            return None
+        x = [self.positions[a] for a in s.args]
+        if s.op == "neg":
+            return -x[0]
+        if s.op in ("add", "sub", "mul"):
+            return {"add": x[0] + x[-1], "sub": x[0] - x[-1], "mul": x[0] * x[-1]}[s.op]
+        return None
+
+    def _guard(self, s: Let) -> Guard | None:
+        """The expressions that are all >= 0 where a bool is true; None when it is no such conjunction."""
+        if s.dtype is not DType.b1:
+            return None
+        if s.op == "holds":
+            found: Guard = s.attr("guard")
+            return None if any(g.values() for g in found) else found
+        if s.op in ("lt", "le", "gt", "ge", "eq") and all(a in self.positions for a in s.args):
+            a, b = (self.positions[k] for k in s.args)
+            more = {"lt": (b - a - 1,), "le": (b - a,), "gt": (a - b - 1,), "ge": (a - b,), "eq": (a - b, b - a)}
+            return more[s.op]
+        if s.op == "bit_not":
+            inner = self.guards.get(s.args[0])
+            return (-inner[0] - 1,) if inner is not None and len(inner) == 1 else None
+        if s.op == "bit_and" and all(a in self.guards for a in s.args):
+            return self.guards[s.args[0]] + self.guards[s.args[1]]
+        return self._chosen(s) if s.op == "where" else None
+
+    def _chosen(self, s: Let) -> Guard | None:
+        """where(c, x, y) of conditions and constants: c and x, or not c and y, when the other branch is false."""
+        c, x, y = s.args
+        guard = self.guards.get(c)
+        if guard is None:
+            return None
+        if self.constants.get(y) is False:
+            if self.constants.get(x) is True:
+                return guard
+            return None if x not in self.guards else guard + self.guards[x]
+        if len(guard) == 1 and self.constants.get(x) is False:
+            negated = (-guard[0] - 1,)
+            if self.constants.get(y) is True:
+                return negated
+            return None if y not in self.guards else negated + self.guards[y]
+        return None
