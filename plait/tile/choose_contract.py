@@ -113,7 +113,7 @@ def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
     """Summed points of one step: long ones where few rows share what is read, because then bytes in flight are all."""
     if spec.kind == "cpu":
         return 256
-    return (512 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
+    return (256 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
 
 
 def _pow2(n: int) -> int:
