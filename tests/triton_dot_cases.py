@@ -10,7 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tile_make import B1, F32, I64, TORCH, Make, randn
 
 from plait.emit.triton import emit_triton
 from plait.ir.dtype import DType
-from plait.ir.index import Expr, axis, const, value
+from plait.ir.index import Expr, axis, const, sym, value
 from plait.tile.program import Dot, Let, Reduce
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -61,10 +61,11 @@ class MakeDot(Make):
 
 @dataclass
 class DotCase:
-    """`reference`: float64 values of the outputs, in order."""
+    """`reference`: float64 values of the outputs, in order; `sizes`: of the symbols."""
 
     make: MakeDot
     reference: list[torch.Tensor]
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 CASES: dict[str, Callable[[], DotCase]] = {}
@@ -211,7 +212,7 @@ def two_inner(schedule: str) -> DotCase:
 add("two_inner_looped", two_inner, "form=swept tile=p0:4,p1:4,p2:16,r0:1,r1:all stages=2 vector=p2")
 add("two_inner_covered", two_inner, "form=swept tile=p0:4,p1:4,p2:16,r0:all,r1:all vector=r1")
 add("two_inner_mixed", two_inner, "form=swept tile=p0:4,p1:4,p2:16,r0:2,r1:all vector=p0")
-add("two_inner_products", two_inner, "form=swept tile=p0:2,p1:2,p2:4,r0:2,r1:4 vector=r1")
+add("two_inner_products", two_inner, "form=swept tile=p0:4,p1:2,p2:8,r0:2,r1:4 vector=r1")
 
 
 def batched(schedule: str) -> DotCase:
@@ -226,7 +227,7 @@ def batched(schedule: str) -> DotCase:
 
 
 add("batched", batched, "form=swept tile=p1:16,p2:16,r0:16 stages=2 vector=p2")
-add("batched_in_block", batched, "form=swept tile=p0:2,p1:4,p2:8,r0:8 vector=p2")
+add("batched_in_block", batched, "form=swept tile=p0:2,p1:8,p2:8,r0:16 vector=p2")
 
 
 def absent_dim() -> DotCase:
@@ -318,9 +319,9 @@ def since(width: int) -> Callable[[Expr, Expr], Expr]:
     return lambda i, r: r - i + width
 
 
-add("attention", attention, 2, 64, 48, 32, 16, BF16)
-add("attention_f32", attention, 2, 64, 48, 32, 16, torch.float32)
-add("attention_odd", attention, 2, 37, 53, 24, 20, BF16)
+add("attention", attention, 1, 48, 48, 32, 16, BF16)
+add("attention_f32", attention, 1, 48, 48, 32, 16, torch.float32)
+add("attention_odd", attention, 1, 37, 53, 24, 20, BF16)
 add("attention_odd_f16", attention, 1, 37, 53, 24, 20, F16)
 add("attention_causal", attention, 1, 64, 64, 32, 16, BF16, guards=(causal(0),))
 add("attention_causal_odd", attention, 1, 70, 53, 32, 16, BF16, guards=(causal(0),))
@@ -401,7 +402,7 @@ LOSS = "form=swept tile=p0:32,r0:16,r1:16 warps=4 stages=2 vector=r1"
 add("linear_loss", linear_loss, BF16, LOSS)
 add("linear_loss_f32", linear_loss, torch.float32, LOSS)
 add("linear_loss_covered", linear_loss, BF16, LOSS.replace("r1:16", "r1:all"))
-add("linear_loss_small", linear_loss, BF16, LOSS.replace("p0:32", "p0:4").replace("r0:16", "r0:8"))
+add("linear_loss_small", linear_loss, BF16, LOSS.replace("p0:32", "p0:8").replace("r0:16,r1:16", "r0:8,r1:32"))
 
 
 def two_layers() -> DotCase:
@@ -467,6 +468,26 @@ add("logsumexp", logsumexp, "form=swept tile=p0:2,r0:32 vector=r0")
 add("logsumexp_lanes", logsumexp, "form=swept tile=p0:1,r0:128 warps=1 vector=r0")
 
 
+def unknown_sizes(case: str, names: str) -> DotCase:
+    """A case whose dims `names` have extents known at run time only."""
+    c = CASES[case]()
+    sizes: dict[str, int] = {}
+    for d in c.make.dims:
+        if d.name in names.split():
+            assert d.extent.const is not None
+            sizes[f"s_{d.name}"] = d.extent.const
+    c.make.symbols = tuple(sizes)
+    c.make.dims = tuple(replace(d, extent=sym(f"s_{d.name}")) if f"s_{d.name}" in sizes else d for d in c.make.dims)
+    return replace(c, sizes=sizes)
+
+
+add("unknown_gemm", unknown_sizes, "gemm_odd_bfloat16", "p0 r0")
+add("unknown_gemm_bands", unknown_sizes, "gemm_bands", "p0 p1")
+add("unknown_attention", unknown_sizes, "attention_causal_odd", "p1 r0")
+add("unknown_attention_window", unknown_sizes, "attention_window_ends", "p1 r0")
+add("unknown_attention_strided", unknown_sizes, "attention_strided_causal", "p1 r0")
+
+
 def wrong(name: str) -> str:
     """What differs from the evaluator, or nothing."""
     from triton_interpreter import run_interpreted
@@ -481,9 +502,9 @@ def wrong(name: str) -> str:
         check_program(program)
         outs = [i for i, b in enumerate(program.buffers) if b.role == "out"]
         buffers = [t.clone().flatten() for t in c.make.tensors]
-        run_tile(program, buffers, complete=True)
+        run_tile(program, buffers, c.sizes, complete=True)
         source = emit_triton(program, "kernel")
-        run_interpreted(source, [c.make.tensors], {})
+        run_interpreted(source, [c.make.tensors], c.sizes)
     except Exception:
         return traceback.format_exc()[-3000:]
     for i, reference in zip(outs, c.reference, strict=True):
