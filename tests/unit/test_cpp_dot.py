@@ -12,6 +12,7 @@ import torch
 from cpp_run import TORCH, Library, Prog, compile_programs
 from torch import Tensor
 
+from plait.emit.cpp import CppKernel, emit_cpp
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.oracle.compare import compare
@@ -442,3 +443,48 @@ def test_contraction(library: Library, name: str) -> None:
         reference, _ = evaluate(in_double(program), made)
         verdict = compare(got, eager, reference, name=name)
         assert verdict.status != "FAIL", verdict
+
+
+# ---------------------------------------------------------------- sweeps that masks shorten
+def masked_sum(fill: float, additive: bool = False, other: bool = False) -> str:
+    """The source of a causal attention whose masked scores are `fill`."""
+    m = n = 256
+    p = Prog("masked", [("p1", m), ("p2", 32), ("r0", n), ("r1", 32)], vector="p2")
+    p.tile = (("p1", 32), ("p2", 0), ("r0", 64), ("r1", 0))
+    q, k, v, o = (p.buf(b, F32, m * 32, "out" if b == "o" else "in") for b in "qkvo")
+    with p.sweep(2):
+        with p.sweep(3):
+            s = p.dot(p.load(q, A(0) * 32 + A(3)), p.load(k, A(2) * 32 + A(3)), [3], F32)
+        holds = p.let("holds", result=B1, guard=causal(A(0), A(2)))
+        if additive:
+            t = p.let("add", s, p.let("where", holds, p.const(0.0), p.const(fill)))
+        else:
+            t = p.let("where", holds, s, p.const(fill))
+        _, e, total, scale = softmax_step(p, t, 2)
+        acc = p.dot(e, p.load(v, A(2) * 32 + A(1)), [2], F32, scale=scale)
+        seen = p.reduce("sum", s, [2]) if other else acc  # a reduction that sees masked points too
+    result = p.let("div", acc, total)
+    p.store(o, A(0) * 32 + A(1), p.let("add", result, seen) if other else result)
+    check_program(p.done())
+    return emit_cpp([CppKernel("masked", (p.done(),))])
+
+
+def test_sweeps_end_where_a_causal_mask_does() -> None:
+    line = next(x for x in masked_sum(-INF).split("\n") if "for (int64_t r0_lo" in x)
+    assert "r0_lo < plait::at_most_of(r0_n," in line and "p1_lo + 32 - 1" in line
+
+
+@pytest.mark.parametrize("source", [masked_sum(-30.0), masked_sum(-INF, additive=True), masked_sum(-INF, other=True)])
+def test_sweeps_run_whole_where_masked_points_count(source: str) -> None:
+    assert "for (int64_t r0_lo = 0; r0_lo < r0_n; r0_lo += 64) {" in source
+
+
+def test_tiles_behind_the_mask_are_not_read(library: Library) -> None:
+    """Values that are no numbers, behind the mask of every row but in no tile of it, leave no trace."""
+    name = "attention1"
+    made = CASES[name]()
+    clean, got = torch.zeros(made.shape), torch.zeros(made.shape)
+    assert library.run(name, [*made.inputs, clean], (), 1) == 0
+    made.inputs[2][:, 128:] = float("nan")
+    assert library.run(name, [*made.inputs, got], (), 1) == 0
+    assert torch.equal(got[:, :128], clean[:, :128]) and bool(got[:, 128:].isnan().all())
