@@ -10,73 +10,21 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tile_make import B1, F32, I64, TORCH, Make, randn
+from dot_make import CASES, DotCase, MakeDot, add, empty
+from tile_make import B1, F32, I64, TORCH, randn
 
 from plait.emit.triton import emit_triton
 from plait.ir.dtype import DType
 from plait.ir.index import Expr, axis, const, sym, value
-from plait.tile.program import Dot, Let, Reduce
 
 BF16, F16 = torch.bfloat16, torch.float16
 INF = float("inf")
 TILES = "form=swept tile=p0:32,p1:32,r0:16 warps=4 stages=3 vector=p1"
-
-
-class MakeDot(Make):
-    """With products, and accumulators that are read and scaled."""
-
-    def dot(self, a: int, b: int, dims: tuple[int, ...], operand: torch.dtype, scale: int | None = None) -> int:
-        n = self._new({*self.spans[a], *self.spans[b]} - set(dims), TORCH[operand].compute)
-        self.body.append(
-            Dot(n, "dot", a, dims, self.types[n], self.spans[n], None, scale, other=b, operand=TORCH[operand])
-        )
-        return n
-
-    def carried(self, monoid: str, a: int, dims: tuple[int, ...], scale: int | None = None) -> int:
-        n = self.reduce(monoid, a, dims)
-        last = self.body[-1]
-        assert isinstance(last, Reduce)
-        self.body[-1] = replace(last, scale=scale)
-        return n
-
-    def rounded(self, a: int, storage: DType) -> int:
-        n = self._new(self.spans[a], self.types[a])
-        self.body.append(Let(n, "round", (a,), self.types[a], self.spans[a], (("dtype", storage),)))
-        return n
-
-    def running(self, r: int) -> int:
-        return self.let("running", r)
-
-    def before(self, r: int) -> int:
-        return self.let("before", r)
-
-    def exp_of_difference(self, a: int, b: int) -> int:
-        return self.let("exp", self.let("sub", a, b))
-
-
-@dataclass
-class DotCase:
-    """`reference`: float64 values of the outputs, in order; `sizes`: of the symbols."""
-
-    make: MakeDot
-    reference: list[torch.Tensor]
-    sizes: dict[str, int] = field(default_factory=dict)
-
-
-CASES: dict[str, Callable[[], DotCase]] = {}
-
-
-def add(name: str, f: Callable[..., DotCase], *args: Any, **options: Any) -> None:
-    CASES[name] = lambda: f(*args, **options)
-
-
-def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(*shape, dtype=dtype)
 
 
 # -------------------------------------------------------------------- one product
