@@ -97,6 +97,8 @@ def _settle(step: ExternStep, k: int, sizes: Sizes) -> Callable[[Any], Any] | No
     empty = 0 in shape
 
     def settle(x: torch.Tensor) -> torch.Tensor:
+        if x.layout is not torch.strided:  # sparse: it has none
+            return x
         given = x.stride()
         if given == strides or empty or all(given[d] == s for d, s in needed):
             return x

@@ -24,7 +24,7 @@ def _clean(totals: Totals) -> None:
 
 @MODES
 def test_a_sample_of_the_operators(dtype: str, train: bool) -> None:
-    totals = campaign(dtype, train=train, every=50, limit=3)
+    totals = campaign(dtype, train=train, every=50, limit=2)
     _clean(totals)
     assert totals.count("native") >= 3
 

@@ -144,6 +144,15 @@ def test_result_with_other_strides_than_promised_is_copied() -> None:
     assert torch.equal(out, x)
 
 
+@pytest.mark.parametrize("target", ["aten._to_sparse.default", "aten._to_sparse_csr.default"])
+def test_sparse_result_has_no_strides_to_settle(target: str) -> None:
+    expects = ((shape(4, 3), shape(3, 1)),)
+    operand = ex.OperandView(0, whole=True)
+    step = ex.ExternStep(target, call(Arg(0)), (operand,), (1,), "opaque", None, "", expects)
+    x = torch.randn(4, 3).relu()
+    assert torch.equal(Executable(script([step], [ex.SlotOut(1)]), [])(x)[0].to_dense(), x)
+
+
 def test_inplace_call_writes_into_its_operand() -> None:
     steps = [
         ex.ExternStep(
