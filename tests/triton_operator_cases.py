@@ -156,6 +156,19 @@ def binary_f64() -> Case:
     return _binary(torch.float64)
 
 
+@case
+def fused_multiply_add() -> Case:
+    x, y = randn(28), randn(28)
+    m = Make("p0", [28], "form=flat tile=p0:32 vector=p0")
+    a, b = m.load(x, P0), m.load(y, P0)
+    product = m.let("mul", a, b)
+    # what rounding the product loses, and a product of which nothing is lost
+    m.store(torch.zeros(28), P0, m.let("fma", a, b, m.let("neg", product)))
+    m.store(torch.zeros(28), P0, m.let("fma", a, m.const(2.0), b))
+    exact = x.double() * y.double() - (x * y).double()
+    return Case(m, [exact.float(), x * 2 + y], rtol=0, atol=0)
+
+
 def _binary(dtype: torch.dtype) -> Case:
     x = torch.cat((randn(20), torch.tensor([0.0, -0.0, float("nan"), 1.0, float("inf"), 5.5, -5.5, -5.5])))
     y = torch.cat((randn(21)[:20], torch.tensor([0.0, -0.0, 1.0, float("nan"), 2.0, 2.0, 2.0, -2.0])))

@@ -121,6 +121,7 @@ _CALLS = frozenset(
         "atan2",
         "copysign",
         "hypot",
+        "fma",
         "nextafter",
         "fmod_f",
         "remainder_f",

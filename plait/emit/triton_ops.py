@@ -265,6 +265,7 @@ def _float_rules() -> dict[str, Rule]:
         "round": _round,
         "div": _by_width("tl.div_rn({0}, {1})", "{0} / {1}", "{0} / {1}"),
         "remainder_f": _fmt("_remainder_f({0}, {1})"),
+        "fma": _fmt("tl.fma({0}, {1}, {2})"),
         "fmax": _fmt("tl.where(({0} > {1}) | ({1} != {1}), {0}, {1})"),
         "fmin": _fmt("tl.where(({0} < {1}) | ({1} != {1}), {0}, {1})"),
     } | plain

@@ -1,7 +1,7 @@
 """Lowerings of layer, RMS, group and batch norm, with their gradients.
 
 Statistics are computed in f32 (f64 for f64) by one rule, `moments`: it reads the data twice, and constant data has its
-mean exact, so that the normalised value is exactly 0.
+mean exact: the normalised value is 0, or what eager's own way of applying a norm over channels leaves (see _applied).
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ def moments(ctx: Context, v: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tenso
 
 def _rstd(ctx: Context, var: Tensor, eps: Any) -> Tensor:
     return ctx.map("rsqrt", ctx.map("add", var, ctx.scalar(eps, var.dtype)))
+
+
+def _rstd_over_channels(ctx: Context, var: Tensor, eps: Any) -> Tensor:
+    """As eager has it in group norm, and in batch norm of the batch: on a CPU in double, for eps is one there."""
+    if not ctx.device.startswith("cpu"):
+        return _rstd(ctx, var, eps)
+    return ctx.cast(_rstd(ctx, ctx.cast(var, DType.f64), eps), var.dtype)
 
 
 def _floats_only(*xs: Tensor | None) -> None:
@@ -180,6 +187,30 @@ def _channel(ctx: Context, w: Tensor, x: Tensor, like: Tensor) -> Tensor:
     return _up(ctx, ctx.reshape(w, (w.shape[0], *(1 for _ in x.shape[2:]))), like)
 
 
+def _applied(
+    ctx: Context,
+    v: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    line: bool,
+) -> Tensor:
+    """(v - mean) * rstd * weight + bias, weight and bias by channel of x.
+
+    `line`: as scale * v + (bias - scale * mean), both with one rounding, which is how eager's kernels apply a norm over
+    channels. Constant data then leaves eager's own remainder, the rounding error of scale * mean, and not 0: what
+    magnifies it afterwards (a logarithm, say) agrees.
+    """
+    weight, bias = weight and _channel(ctx, weight, x, v), bias and _channel(ctx, bias, x, v)
+    if not line:
+        return _affine(ctx, ctx.map("mul", ctx.map("sub", v, mean), rstd), weight, bias)
+    scale = rstd if weight is None else ctx.map("mul", rstd, weight)
+    shift = ctx.map("fma", ctx.map("neg", scale), mean, bias or ctx.const(0.0, v.dtype))
+    return ctx.map("fma", v, scale, shift)
+
+
 @table("native_group_norm.default")
 def group_norm(
     ctx: Context,
@@ -199,9 +230,9 @@ def group_norm(
     parts = _grouped(ctx, v, group)
     mean, var = moments(ctx, parts, list(range(2, parts.ndim)))
     shape = (x.shape[0], group)
-    mean, rstd = ctx.reshape(mean, shape), ctx.reshape(_rstd(ctx, var, eps), shape)
-    out = ctx.map("mul", ctx.map("sub", v, _per_channel(ctx, mean, x)), _per_channel(ctx, rstd, x))
-    out = _affine(ctx, out, weight and _channel(ctx, weight, x, v), bias and _channel(ctx, bias, x, v))
+    mean, rstd = ctx.reshape(mean, shape), ctx.reshape(_rstd_over_channels(ctx, var, eps), shape)
+    affine = weight is not None or bias is not None
+    out = _applied(ctx, v, x, weight, bias, _per_channel(ctx, mean, x), _per_channel(ctx, rstd, x), line=affine)
     return (
         settle(ctx, out, x.dtype),
         settle(ctx, mean, _stat_type(ctx, x, 1)),
@@ -250,14 +281,13 @@ def group_norm_backward(
 def _batch_stats(ctx: Context, v: Tensor, eps: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, variance, 1 / standard deviation), by channel, shaped to broadcast against v."""
     mean, var = moments(ctx, v, [0, *range(2, v.ndim)])
-    return mean, var, _rstd(ctx, var, eps)
+    return mean, var, _rstd_over_channels(ctx, var, eps)
 
 
 def _batch_norm(
     ctx: Context, v: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> Tensor:
-    out = ctx.map("mul", ctx.map("sub", v, mean), rstd)
-    out = _affine(ctx, out, weight and _channel(ctx, weight, x, v), bias and _channel(ctx, bias, x, v))
+    out = _applied(ctx, v, x, weight, bias, mean, rstd, line=ctx.device.startswith("cpu"))
     return settle(ctx, out, x.dtype)
 
 

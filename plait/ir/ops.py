@@ -146,6 +146,7 @@ def _table() -> dict[str, OpDef]:
     defs += [OpDef(n, "map", 1, _float, discontinuous=True) for n in jump1.split()]
     defs += [OpDef(n, "map", 2, _arith) for n in arith2.split()]
     defs += [OpDef(n, "map", 2, _float) for n in float2.split()]
+    defs += [OpDef("fma", "map", 3, _float)]
     defs += [OpDef(n, "map", 2, _integral) for n in (int2 + " " + shift2).split()]
     defs += [OpDef("bit_not", "map", 1, _integral)]
     defs += [OpDef(n, "map", 1, _float_test, discontinuous=True) for n in ("isnan", "isinf", "signbit")]
@@ -163,4 +164,5 @@ OPS: dict[str, OpDef] = _table()
 """Every operator by name. `max`, `min`, `maximum`, `minimum`, `cummax`, `cummin` pass NaN on; `fmax`, `fmin` drop it.
 `argmax`, `argmin` give the row-major index over the reduced axes of the first extreme (a NaN counts as extreme).
 `floordiv`, `remainder` follow Python's signs, `truncdiv`, `fmod` C's; on zero divisors the program raises.
-`fmod_f`, `remainder_f` are their float forms. `round` is half to even. `ipow` is integer power by wrapping products."""
+`fmod_f`, `remainder_f` are their float forms. `round` is half to even. `fma(a, b, c)` is a*b + c with
+one rounding, where the machine has the instruction. `ipow` is integer power by wrapping products."""

@@ -33,6 +33,13 @@ TORCH: dict[DType, torch.dtype] = {
 IndexValue = int | Tensor
 
 
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a*b + c, in float32 with the one rounding of the instruction (all but always: the sum is rounded in double first)."""
+    if a.dtype is not torch.float32:
+        return a * b + c
+    return (a.double() * b.double() + c.double()).float()
+
+
 def _minimum_of(dtype: torch.dtype) -> bool | int | float:
     if dtype is torch.bool:
         return False
@@ -103,6 +110,7 @@ MAPS: dict[str, Callable[..., Tensor]] = {
     "atan2": torch.atan2,
     "copysign": torch.copysign,
     "hypot": torch.hypot,
+    "fma": _fma,
     "nextafter": torch.nextafter,
     "fmod_f": torch.fmod,
     "remainder_f": torch.remainder,

@@ -309,6 +309,9 @@ class _Walk:
             return self.read(node.reads[0], index)
         if node.op == "cast":
             return self._cast(node, self.read(node.reads[0], index))
+        if node.op == "fma":  # in exact arithmetic a sum and a product, which can be taken apart
+            a, b, c = (self.read(r, index) for r in node.reads)
+            return apply("add", apply("mul", a, b), c)
         if node.kind == "map" and node.op in SEMANTICS:
             return apply(node.op, *(self.read(r, index) for r in node.reads))
         if node in self.following:

@@ -23,9 +23,18 @@ class Norms(nn.Module):
         return t, torch.log(t.clamp(min=1e-6))
 
 
-def test_norm_of_constant_planes_is_the_bias() -> None:
-    """Zero variance gave amplified rounding noise."""
+def test_norm_of_constant_planes_before_a_logarithm() -> None:
+    """Zero variance leaves what eager's one rounding of x * scale + shift leaves; 0 in its place is another logarithm."""
     agree(Norms().eval(), (torch.ones(6, 10, 12),))
+
+    def fn(x: Tensor, w: Tensor, b: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        groups = F.group_norm(x, 2, w, b), F.group_norm(x, 10, w), F.group_norm(x, 5)
+        batch = F.batch_norm(x, None, None, w, b, True), F.batch_norm(x, m, v, w, b), F.batch_norm(x, m, v)
+        return *groups, *batch, F.instance_norm(x, None, None, w, b), F.layer_norm(x, (10, 12)), F.layer_norm(x, (12,))
+
+    w, b, v = torch.rand(10) + 0.5, torch.zeros(10), torch.rand(10)
+    planes = [(torch.full((6, 10, 12), c), w, b, torch.full((10,), c), v) for c in (0.3, -7.1, 100.3)]
+    agree(fn, *planes, exact=True)
 
 
 def test_softmax_of_huge_logits_is_one_hot() -> None:
