@@ -220,10 +220,20 @@ def extreme(ctx: Context, op: str, a: Operand, b: Operand, dtype: DType) -> Tens
     return binary(ctx, op, a, b, dtype)
 
 
+def _keep_zeros(ctx: Context, dtype: DType) -> None:
+    """On a CPU eager's whole vectors take the second of two equal operands and the rest of its loop the first, which shows
+    where they are zeros of two signs. Where vectors end depends on machine, layout and threads: eager's bits need its loop."""
+    if ctx.numerics == "eager" and ctx.device.startswith("cpu") and dtype.is_float:
+        raise Unlowered("which of two zeros is the lesser depends on the place in eager's loop")
+
+
 def _extreme(name: str, *names: str) -> None:
     @table(*names)
     def lower(ctx: Context, a: Operand, b: Operand) -> Any:
-        return extreme(ctx, name, a, b, result_dtype(a, b))
+        d = result_dtype(a, b)
+        if name in ("maximum", "minimum"):
+            _keep_zeros(ctx, d)
+        return extreme(ctx, name, a, b, d)
 
 
 _extreme("maximum", "maximum.default", "max.other")
@@ -234,8 +244,8 @@ _extreme("fmin", "fmin.default")
 
 @table("clamp.default", "clamp.Tensor", "clip.default")
 def clamp(ctx: Context, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Any:
-    """x kept in [min, max]; NaN in any of them passes on; where min > max, max wins. On a tie x itself stays (its zero's
-    sign), which is why the bound is the first operand."""
+    """x kept in [min, max]; NaN in any of them passes on; where min > max, max wins. On a tie, which shows where zeros have
+    two signs, the second operand stays: x itself and not a number, but a tensor's element and not x."""
     bounds = [b for b in (min, max) if b is not None]
     d = result_dtype(x, *bounds)
     if d is DType.b1 or not bounds:
@@ -243,11 +253,13 @@ def clamp(ctx: Context, x: Tensor, min: Operand | None = None, max: Operand | No
     for b in bounds:
         if isinstance(b, int | float) and not fits(b, d):
             raise Unlowered("a bound that the type cannot hold")
+    if any(isinstance(b, Tensor) for b in bounds):
+        _keep_zeros(ctx, d)
     out = lift(ctx, x, d)
-    if min is not None:
-        out = ctx.map("maximum", lift(ctx, min, d), out)
-    if max is not None:
-        out = ctx.map("minimum", lift(ctx, max, d), out)
+    for op, bound in (("maximum", min), ("minimum", max)):
+        if bound is not None:
+            pair = (out, lift(ctx, bound, d)) if isinstance(bound, Tensor) else (lift(ctx, bound, d), out)
+            out = ctx.map(op, *pair)
     return settle(ctx, out, d)
 
 
