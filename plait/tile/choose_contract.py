@@ -159,7 +159,7 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
 
 def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
     tile: dict[int, int] = {}
-    for dims, most in ((found.rows, 64), (found.columns, 128)):
+    for dims, most in ((found.rows, 128), (found.columns, 256)):
         d = _largest(flat, dims, hint)
         if d is not None:
             tile[d] = min(most, _pow2(hint(flat.dims[d].extent)))

@@ -22,6 +22,9 @@ from plait.tile.program import Buffer, Check, Dim, Dot, Let, Load, Reduce, Scan,
 
 # operators whose operands are rounded to the user's type first, besides those the table marks discontinuous
 _EXACT = frozenset({"isnan", "isinf", "signbit"})
+# A sum of two rounded values is often exactly between two others, where rounding to even is fair; operands that differ from
+# rounded ones by a hair (a batch norm's factor 1/sqrt(1 + eps)) would decide all ties alike, and the bias adds up.
+_FAIR = frozenset({"add"})
 # operators that hand an operand on unchanged, so that "exact" asks it of their operands
 _PASSES = frozenset({"cast", "copy", "pieces", "gather", "where", "neg", "abs", "maximum", "minimum", "fmax", "fmin"})
 
@@ -156,7 +159,7 @@ class _Lowering:
         return self.map(n, index, guard, exact)
 
     def map(self, n: Node, index: Shape, guard: Shape, exact: bool) -> int:
-        want = n.defn.discontinuous or n.op in _EXACT or (exact and n.op in _PASSES)
+        want = n.defn.discontinuous or n.op in _EXACT or n.op in _FAIR or (exact and n.op in _PASSES)
         if n.op == "pieces":
             return self.pieces(n, index, guard, want)
         if n.op == "gather":
