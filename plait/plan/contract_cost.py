@@ -17,7 +17,8 @@ from plait.plan.device import DeviceSpec
 TILE = 128  # points of an axis that a block takes
 WIDEST = 256  # points of an axis that a block may hold whole
 OWN = 0.8  # of the vendor's throughput is what generated products reach
-STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where few rows share what is read
+STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer than FEW rows share what is read
+FEW = 4
 
 
 def product_flops(n: Node, size: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
-from plait.plan.contract_cost import OWN, STREAM
+from plait.plan.contract_cost import FEW, OWN, STREAM
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
@@ -48,8 +48,12 @@ class _Judge:
         points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
         rate = self.spec.half_flops_per_ns if n.dtype.nbytes <= 2 else self.spec.float_flops_per_ns
         flops, memory = 2.0 * points / rate, operands / self.spec.bytes_per_ns
-        slower = max(flops / OWN, memory / STREAM[self.spec.kind]) - max(flops, memory)
+        slower = max(flops / OWN, memory / self.streaming(n)) - max(flops, memory)
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
+
+    def streaming(self, n: Node) -> float:
+        """The share of the vendor's bandwidth that a generated product reaches."""
+        return STREAM[self.spec.kind] if self.graph.hint(n.shape[-2]) < FEW else 1.0
 
     def computed_for(self, s: Node) -> bool:
         """Whether a value is computed for products that may all take it in."""
