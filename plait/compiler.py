@@ -26,6 +26,7 @@ from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
 from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.open_contractions import can_open, open_contractions
+from plait.rewrite.passes.split_cascades import split_cascades
 from plait.rewrite.passes.split_reductions import split_reductions
 from plait.rewrite.passes.write_rows import write_rows
 from plait.runtime import report
@@ -64,6 +65,7 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
     """Graph to Graph: what every later stage may rely on."""
     for name, rewrite in (
         ("import", lambda g: g),
+        ("split_cascades", lambda g: split_cascades(g, spec, options.numerics)),
         ("split_reductions", lambda g: split_reductions(g, spec)),
         ("write_rows", write_rows),
         ("materialise", materialise),

@@ -74,7 +74,8 @@ class Body:
     """`node` combines `expr` over the stream axes of `space` by `monoid`; its value is `finish` of that (slot 0), if given.
     A body of monoid "select" takes the one point where `chosen` holds. `states`: place (in `space`) of every earlier
     reduction that it reads. `moved`: casts the user wrote that narrow an operand of a contraction; whoever
-    multiplies in that type rounds before the late factors instead of after them, with the same relative error."""
+    multiplies in that type rounds before the late factors instead of after them, with the same relative error. `place`: the
+    node's result axes in `space`."""
 
     node: Node
     monoid: str
@@ -85,6 +86,7 @@ class Body:
     states: Mapping[Node, Shape] = field(default_factory=dict)
     made: Mapping[Formula, Node] = field(default_factory=dict)
     moved: tuple[Node, ...] = ()
+    place: Shape = ()
 
 
 def space_of(node: Node) -> Space | None:
@@ -225,7 +227,7 @@ class _Walk:
         else:
             monoid = "sum"
             expr, finish = self._contraction(node, place, stream[0])
-        return Body(node, monoid, expr, self.space, finish, chosen, self.places, self.made, tuple(self.moved))
+        return Body(node, monoid, expr, self.space, finish, chosen, self.places, self.made, tuple(self.moved), place)
 
     # ---------------------------------------------------------------- reductions that are no reduce nodes
     def _contraction(self, node: Node, place: Shape, k: Expr) -> tuple[Formula, Formula | None]:

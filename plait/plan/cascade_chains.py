@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.ir.graph import Graph, Node
@@ -41,13 +41,15 @@ def plan_passes(graph: Graph, reductions: Sequence[Node], *, numerics: str = "fu
     return Passes(tuple(cascades), tuple(refusals))
 
 
-def find_chains(graph: Graph, *, numerics: str = "fused") -> list[tuple[Node, ...]]:
+def find_chains(
+    graph: Graph, *, numerics: str = "fused", among: Callable[[Node], bool] | None = None
+) -> list[tuple[Node, ...]]:
     """Sets of two or more reductions over axes of equal length: one and all that it uses, directly or not. Two that share a
-    member are one where a single pass has both."""
+    member are one where a single pass has both. `among`: which reductions to look at, None for all."""
     uses: dict[Node, dict[Node, None]] = {}
     above = _ancestors(graph)
     for n in graph.nodes():
-        own = space_of(n)
+        own = space_of(n) if among is None or among(n) else None
         if own is None:
             continue
         direct = _direct(graph, n, [m for m in uses if _count(m) is own.count], uses, above, numerics)

@@ -41,19 +41,29 @@ class Tiling:
         free = {a for n in products for a in self._free(n)}
         row = {a for n in al.nodes if n.reduces for a in al.reduced(n)}
         inner = [n for n in products if row & set(al.span(n)[: len(al.span(n)) - len(al.reduced(n))])]
+        free -= {a for n in products for a in self._beside(n, row)}
         self.tiles: dict[int, float] = {}
         for a in grid:
             whole = inner and extents[a] <= WIDEST and not any(a in al.span(n) for n in inner)
             per = extents[a] if whole and a in free else TILE if a in free else 1
             self.tiles[a] = math.ceil(extents[a] / max(per, 1))
 
+    def _sides(self, n: Node) -> list[set[int]]:
+        """Atoms that either factor of a contraction varies over."""
+        moving = [frozenset(i for e in r.index for i in e.axes()) for r in n.reads]
+        return [{a for i in axes for a in self.al.atoms_of(n, i)} for axes in moving]
+
     def _free(self, n: Node) -> set[int]:
         """Atoms that one factor of a contraction varies over and the other does not."""
-        sides = []
-        for r in n.reads:
-            axes = frozenset(i for e in r.index for i in e.axes())
-            sides.append({a for i in axes for a in self.al.atoms_of(n, i)})
-        return (sides[0] ^ sides[1]) - set(self.al.reduced(n))
+        first, second = self._sides(n)
+        return (first ^ second) - set(self.al.reduced(n))
+
+    def _beside(self, n: Node, row: set[int]) -> set[int]:
+        """Atoms of which a block has one point: both factors vary over them, or the one that streams by does."""
+        first, second = self._sides(n)
+        streamed = row - set(self.al.reduced(n))
+        alone = {a for x, y in ((first, second), (second, first)) if (x - y) & streamed for a in x - y}
+        return (first & second) | alone
 
     def repeats(self, n: Node) -> float:
         """How many tiles compute the same point of a member."""

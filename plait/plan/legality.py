@@ -89,9 +89,12 @@ def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
 
 
 def why_not_partial(ctx: Context, al: Alignment) -> Reason | None:
-    """The parts of a reduction that was split over blocks are combined when all blocks are done."""
+    """The parts of a reduction that was split over blocks are combined when all blocks are done. (Parts of one cascade use
+    each other, and what is only scaled by parts waits for their combination.)"""
     inside = frozenset(al.nodes)
     for n in al.nodes:
+        if not n.reduces or n in ctx.partials:
+            continue
         for r in ctx.model.reading.reads(n):
             if r.source in inside and r.source in ctx.partials:
                 return Reason(Why.GLOBAL_SYNC, f"{r.source.op} was split over blocks")

@@ -163,7 +163,7 @@ class _Search:
 
     def merge_chains(self) -> None:
         """Contractions with what follows from them, where all of it together is lawful and pays."""
-        for chain in chains(self.nodes, self.users):
+        for chain in chains(self.nodes, self.users, self.setting.graph.partials):
             numbers = list(dict.fromkeys(self.part_of[n] for n in chain))
             if len(numbers) == 1:
                 continue

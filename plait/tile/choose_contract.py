@@ -1,7 +1,7 @@
 """The default schedule of a program with contractions: which dims blocks own, which they stream over, which stay whole.
 
 rows, columns   free dims of a Dot's two factors that blocks own: a tile of each
-batch           dims that both factors (or none) vary over: one point a block
+batch           dims that both factors (or none) vary over, or the factor that is streamed: one point a block
 stream          row dims that a Dot's result varies over (keys of attention, a vocabulary): swept, a tile at a time
 depth           summed dims: whole where another reduction waits for the sum in every step of a stream, else swept
 width           free dims of a Dot over a stream that its inner Dots lack (attention's value dim): whole, because each
@@ -64,8 +64,23 @@ def roles(flat: Flat) -> Roles:
             for d in [d for d in rows if d in s.span and not any(d in t.span for t in inner)]:
                 del rows[d]
                 width.setdefault(d)
+    for d in _batch(dots, spans, row, stream):
+        for found in (rows, columns, width):
+            found.pop(d, None)
     depth = {d for s in dots for d in s.dims} - stream
     return Roles(tuple(rows), tuple(columns), tuple(sorted(stream)), tuple(sorted(depth)), tuple(width))
+
+
+def _batch(dots: list[Dot], spans: dict[int, frozenset[int]], row: set[int], stream: set[int]) -> set[int]:
+    """Dims of which a block has one point: both factors of some product vary over them, or the one that streams by does."""
+    out: set[int] = set()
+    for s in dots:
+        a, b = spans[s.arg], spans[s.other]
+        out |= (a & b) - row
+        for x in (a - b, b - a):
+            if x & stream:
+                out |= x - row
+    return out
 
 
 def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None) -> Schedule:

@@ -40,16 +40,27 @@ def split_reductions(graph: Graph, spec: DeviceSpec) -> Graph:
     """Split where the time model's machine would stand idle."""
     layouts = Layouts(graph)
     partials: set[Node] = set()
+    done = _partials_and_merges(graph)
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
-        parts = _parts(n, spec, layouts)
+        parts = None if n in done else _parts(n, spec, layouts)
         if parts is None:
             return None
         final = _split(builder, n, reads[0], *parts)
         partials.add(final.reads[0].source)
         return final
 
-    return replace(transform(graph, visit), partials=frozenset(partials))
+    out = transform(graph, visit)
+    return replace(out, partials=out.partials | partials)
+
+
+def _partials_and_merges(graph: Graph) -> set[Node]:
+    """Partial results that are there already, and what hangs on them up to their combination."""
+    out = set(graph.partials)
+    for n in graph.nodes():
+        if any(r.source in graph.partials or (r.source in out and r.source.kind == "map") for r in n.reads):
+            out.add(n)
+    return out
 
 
 def _parts(n: Node, spec: DeviceSpec, layouts: Layouts) -> tuple[int, int] | None:
