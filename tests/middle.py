@@ -31,6 +31,7 @@ from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.search import Setting, make_plan
 from plait.rewrite.passes.materialise import materialise
+from plait.rewrite.passes.split_cascades import split_cascades
 from plait.rewrite.passes.split_reductions import split_reductions
 from plait.rewrite.passes.write_rows import write_rows
 from plait.tile.check import check_program
@@ -195,15 +196,16 @@ class Middle:
             yield f"{form} {vector}", low
 
 
-def simplified(graph: Graph, device: str = "cpu") -> Graph:
+def simplified(graph: Graph, device: str = "cpu", numerics: str = "fused") -> Graph:
     """The graph as the planner gets it."""
-    return materialise(write_rows(split_reductions(graph, SPECS[device])))
+    spec = SPECS[device]
+    return materialise(write_rows(split_reductions(split_cascades(graph, spec, numerics), spec)))
 
 
 def middle(graph: Graph, device: str = "cpu", *, fuse: bool = True, numerics: str = "fused") -> Middle:
     """Plan a graph for "cpu" or "h200"."""
     spec = SPECS[device]
-    graph = simplified(graph, device)
+    graph = simplified(graph, device, numerics)
     reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
     env = Env(Layouts(graph).strides, reading.inline, numerics, graph.symbols, reading.reads)
 
