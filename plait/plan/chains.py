@@ -13,21 +13,19 @@ from plait.ir.graph import Node
 Users = Mapping[Node, Sequence[Node]]
 
 
-def chains(nodes: Sequence[Node], users: Users, partials: frozenset[Node] = frozenset()) -> Iterator[list[Node]]:
-    """Members of each chain in order: to the next contraction first, then to all reductions before one. Where they are
-    partial results, what combines those is no part of the chain."""
+def chains(nodes: Sequence[Node], users: Users) -> Iterator[list[Node]]:
+    """Members of each chain in order: to the next contraction first, then to all reductions before one."""
     for n in nodes:
         if n.kind == "contract":
-            yield from _from(n, nodes, users, partials)
+            yield from _from(n, nodes, users)
 
 
-def _from(start: Node, nodes: Sequence[Node], users: Users, partials: frozenset[Node]) -> Iterator[list[Node]]:
+def _from(start: Node, nodes: Sequence[Node], users: Users) -> Iterator[list[Node]]:
     after = _reach(start, users)
     ends = [n for n in nodes if n in after and n.kind == "contract"]
     for end in ends:
         yield _between(start, [end], after, nodes, users)
     reductions = [n for n in nodes if n in after and n.kind == "reduce"]
-    reductions = [n for n in reductions if n in partials] or reductions
     if reductions:
         yield _between(start, reductions, after, nodes, users)
 

@@ -163,7 +163,7 @@ class _Search:
 
     def merge_chains(self) -> None:
         """Contractions with what follows from them, where all of it together is lawful and pays."""
-        for chain in chains(self.nodes, self.users, self.setting.graph.partials):
+        for chain in chains(self.nodes, self.before_merges()):
             numbers = list(dict.fromkeys(self.part_of[n] for n in chain))
             if len(numbers) == 1:
                 continue
@@ -177,6 +177,18 @@ class _Search:
                 if a != b:
                     self.join(a, b, self.merged(a, b), self.positions[chain[0]], self.positions[n])
                     self.decisions.append(Decision(chain[0], n, None))
+
+    def before_merges(self) -> dict[Node, list[Node]]:
+        """Readers of each node, without the combinations of partial results: those are kernels of their own."""
+        partials = self.setting.graph.partials
+        if not partials:
+            return self.users
+        hanging: set[Node] = set()
+        merges: set[Node] = set()
+        for n in self.nodes:
+            if n not in partials and any(r.source in partials or r.source in hanging for r in self.reads(n)):
+                (merges if n.reduces else hanging).add(n)
+        return {n: [u for u in users if u not in merges] for n, users in self.users.items()}
 
     def merge_best_first(self) -> None:
         heap: list[tuple[float, int, int, int, int]] = []
