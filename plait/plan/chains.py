@@ -14,14 +14,20 @@ Users = Mapping[Node, Sequence[Node]]
 
 
 def chains(nodes: Sequence[Node], users: Users) -> Iterator[list[Node]]:
-    """Members of each chain in order: to the next contraction first, then to all reductions before one."""
-    for n in nodes:
-        if n.kind == "contract":
-            yield from _from(n, nodes, users)
+    """Members of each chain in order: what leads to one contraction from several, then from each contraction to the next,
+    then to all reductions before one."""
+    starts = [n for n in nodes if n.kind == "contract"]
+    reach = {n: _reach(n, users) for n in starts}
+    for end in starts:
+        together = [n for n in starts if end in reach[n]]
+        if len(together) > 1:
+            members = {m for n in together for m in _between(n, [end], reach[n], nodes, users)}
+            yield sorted(members, key=lambda n: n.serial)
+    for n in starts:
+        yield from _from(n, reach[n], nodes, users)
 
 
-def _from(start: Node, nodes: Sequence[Node], users: Users) -> Iterator[list[Node]]:
-    after = _reach(start, users)
+def _from(start: Node, after: set[Node], nodes: Sequence[Node], users: Users) -> Iterator[list[Node]]:
     ends = [n for n in nodes if n in after and n.kind == "contract"]
     for end in ends:
         yield _between(start, [end], after, nodes, users)

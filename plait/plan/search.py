@@ -165,7 +165,7 @@ class _Search:
         """Contractions with what follows from them, where all of it together is lawful and pays."""
         for chain in chains(self.nodes, self.before_merges()):
             numbers = list(dict.fromkeys(self.part_of[n] for n in chain))
-            if len(numbers) == 1:
+            if len(numbers) == 1 or not self.is_convex(numbers):
                 continue
             al = self.parts[numbers[0]].alignment
             for k in numbers[1:]:
@@ -279,6 +279,14 @@ class _Search:
     def makes_cycle(self, a: int, b: int) -> bool:
         """True when some third part lies between the two."""
         return self._path_through(a, b) or self._path_through(b, a)
+
+    def is_convex(self, numbers: list[int]) -> bool:
+        """False when some path between these parts leaves them."""
+        inside = sum(1 << k for k in numbers)
+        below = 0
+        for k in numbers:
+            below |= self.parts[k].below
+        return not any(below >> q & 1 and part.below & inside for q, part in self.parts.items() if not inside >> q & 1)
 
     def _path_through(self, a: int, b: int) -> bool:
         if not self.parts[a].below >> b & 1:

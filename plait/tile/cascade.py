@@ -87,6 +87,39 @@ class _Deferral:
         return replace(self.flat, stmts=tuple(self.out))
 
     def sum(self, s: Reduce) -> None:
+        if not self.split(s):
+            self.simple(s)
+
+    def split(self, s: Reduce) -> bool:
+        """A sum of terms with different factors as sums of the terms, each with its own: sum(a*r + b*t) for r and t that
+        either have to be waited for."""
+        d = self.values.defs[s.arg]
+        dims = frozenset(s.dims)
+        if not isinstance(d, Let) or d.op not in ("add", "sub") or not all(self.has_factors(a, dims) for a in d.args):
+            return False
+        parts = [replace(s, out=self.fresh(), arg=a) for a in d.args]
+        for bare in parts:
+            part = replace(bare, span=self.sum_span(bare))
+            self.values.defs[part.out] = part
+            self.sum(part)
+        self.put(Let(s.out, d.op, (parts[0].out, parts[1].out), s.dtype, s.span))
+        self.values.forget()
+        return True
+
+    def has_factors(self, v: int, dims: frozenset[int]) -> bool:
+        """Whether `peel` would find something."""
+        d = self.values.defs[v]
+        if not isinstance(d, Let) or d.op not in ("mul", "div"):
+            return False
+        if self.waits(d.args[1], dims) or (d.op == "mul" and self.waits(d.args[0], dims)):
+            return True
+        return self.has_factors(d.args[0], dims) or (d.op == "mul" and self.has_factors(d.args[1], dims))
+
+    def sum_span(self, s: Reduce) -> tuple[int, ...]:
+        sides = [s.arg, *([s.other] if isinstance(s, Dot) else [])]
+        return tuple(sorted({d for v in sides for d in self.span(v)} - set(s.dims)))
+
+    def simple(self, s: Reduce) -> None:
         dims = frozenset(s.dims)
         mark, count = len(self.out), self.count
         arg, factors = self.peel(s.arg, dims)
@@ -203,10 +236,13 @@ def _anchor(values: Values, v: int, maximum: Reduce) -> tuple[int, int] | None:
 
 
 def _is_anchored(values: Values, v: int, m: int) -> bool:
-    """The maximum itself, or a choice between it and constants."""
+    """The maximum itself, the greater of it and something steady, or a choice between it and constants."""
     d = values.defs[v]
     if v == m:
         return True
+    if isinstance(d, Let) and d.op == "maximum":
+        hanging = [a for a in d.args if m in values.under(a)]
+        return len(hanging) == 1 and _is_anchored(values, hanging[0], m)
     if not isinstance(d, Let) or d.op != "where":
         return False
     branches = d.args[1:]
