@@ -217,7 +217,7 @@ def test_the_loss_of_a_few_rows_is_two_kernels() -> None:
 @pytest.mark.parametrize("keys", [4096, 3000])
 @pytest.mark.parametrize("fn", [_attention, _safe], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_on_cores(fn, keys, dtype) -> None:
+def test_compiled_for_the_cpu(fn, keys, dtype) -> None:
     args = (
         _randn(1, 2, 64, dtype=dtype, scale=0.2),
         _randn(1, keys, 64, dtype=dtype),

@@ -127,18 +127,16 @@ def _others(graph: Graph, cascade: Cascade, inner: Sequence[Node]) -> list[Casca
     """Plain reductions over the same axis of products that the cascade forms: they would have to be formed again for them."""
     out: list[Cascade] = []
     own = {s.node for s in cascade.steps}
-    for n in graph.nodes():
-        if n.kind != "reduce" or n in own or n.op not in MONOIDS or len(n.axes) != len(n.shape) + 1:
+    hanging = set(inner)
+    for n in graph.nodes() if inner else ():
+        if not any(r.source in hanging for r in n.reads):
             continue
-        if n.axes[-1] is not cascade.space.stream[0] or not inner:
-            continue
-        found = plan_cascade(graph, [n])
-        if (
-            isinstance(found, Cascade)
-            and set(inner) & _contracts(found.slots[0].lift).keys()
-            and _can_be_rebuilt(found)
-        ):
-            out.append(found)
+        if n.kind == "map":
+            hanging.add(n)
+        elif n.kind == "reduce" and n not in own and n.op in MONOIDS and n.axes[len(n.shape) :] == cascade.space.stream:
+            found = plan_cascade(graph, [n])
+            if isinstance(found, Cascade) and _can_be_rebuilt(found):
+                out.append(found)
     return out
 
 
