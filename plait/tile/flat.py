@@ -261,8 +261,10 @@ class _Lowering:
         if index != place[: len(n.shape)]:
             raise LowerFailed(f"{n} is read away from its place")
         dims = frozenset(self.dim_of[a] for a in self.al.reduced(n))
-        exact = self.env.numerics != "fused"
+        exact = self.env.numerics != "fused" or not dims
         a, b = (self.operand(n, r, place, (), exact) for r in n.reads)
+        if not dims:  # a sum of one product
+            return self.let("mul", (a, b), n.dtype)
         operand = n.reads[0].source.dtype
         a, b = (_unrounded(self.stmts, v, operand) for v in (a, b))
         span = (self.spans[a] | self.spans[b]) - dims

@@ -84,3 +84,16 @@ def test_rows_without_anything_and_large_scores() -> None:
     verdict = compare(got, attend(*args), reference(attend, args))
     assert verdict.status != FAIL, verdict.message
     assert got[:, 5].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_of_one_product(dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+
+    def outer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu((x * 2) @ y + 1)
+
+    args = (torch.randn(40, 1, dtype=dtype), torch.randn(1, 30, dtype=dtype))
+    got = torch.compile(outer, backend="plait", options={"strict": True})(*args)
+    verdict = compare(got, outer(*args), reference(outer, args))
+    assert verdict.status != FAIL, verdict.message
