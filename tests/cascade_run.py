@@ -42,7 +42,7 @@ def refused(fn: Callable[..., Any], *args: torch.Tensor) -> Refusal:
     return found[0]
 
 
-def rows(graph: Graph, cascade: Cascade, args: Sequence[torch.Tensor], limit: int = 10) -> list[tuple[Stream, Point]]:
+def rows(graph: Graph, cascade: Cascade, args: Sequence[torch.Tensor], limit: int = 4) -> list[tuple[Stream, Point]]:
     """The cascade at up to `limit` of its parallel points."""
     values = evaluate_nodes(graph, list(args))
 
