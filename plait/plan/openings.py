@@ -34,7 +34,8 @@ class _Judge:
     def gain_ns(self, n: Node) -> float:
         """Nanoseconds that opening a call saves; negative when the vendor's throughput is worth more."""
         saved, operands, joined = 0.0, self.nbytes(n), False
-        if n not in self.demanded and self.users[n] and all(self.joins(u) for u in self.users[n]):
+        # a product that is only another's factor stays in memory: its own loop would be inside the other's
+        if n not in self.demanded and self.users[n] and all(u.kind in ("map", "reduce") for u in self.users[n]):
             saved += 2 * self.nbytes(n)
             joined = True
         for r in n.reads:
@@ -56,11 +57,9 @@ class _Judge:
         return STREAM[self.spec.kind] if self.graph.hint(n.shape[-2]) < FEW else 1.0
 
     def computed_for(self, s: Node) -> bool:
-        """Whether a value is computed for products that may all take it in."""
-        return s.kind in ("map", "reduce") and s not in self.demanded and all(self.joins(u) for u in self.users[s])
-
-    def joins(self, n: Node) -> bool:
-        return n.kind in ("map", "reduce") or self.can_open(n)
+        """Whether a value is computed for one product alone, which may take it in."""
+        users = self.users[s]
+        return s.kind in ("map", "reduce") and s not in self.demanded and len(users) == 1 and self.can_open(users[0])
 
     def nbytes(self, n: Node) -> float:
         return size_at_hints(self.graph, n.shape) * n.dtype.nbytes

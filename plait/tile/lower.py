@@ -89,11 +89,20 @@ def _whole(flat: Flat, schedule: Schedule) -> frozenset[int]:
 
 
 def _once(flat: Flat, body: tuple[Stmt, ...]) -> None:
-    """A product is too dear to be formed again in a second pass."""
+    """A product is too dear to be formed again: in a second pass, or in every step of a loop that it does not vary over."""
     want = sum(isinstance(s, Dot) for s in flat.stmts)
     have = sum(isinstance(s, Dot) for s in walk(body))
-    if have > want:
+    if have > want or _repeats(body, frozenset()):
         raise LowerFailed("a product would be formed again for a second pass over its rows")
+
+
+def _repeats(body: tuple[Stmt, ...], loops: frozenset[int]) -> bool:
+    return any(
+        _repeats(s.body, loops | {s.dim})
+        if isinstance(s, Sweep)
+        else isinstance(s, Dot) and not loops <= {*s.span, *s.dims}
+        for s in body
+    )
 
 
 def _symbols(flat: Flat, body: tuple[Stmt, ...]) -> tuple[str, ...]:
