@@ -6,13 +6,13 @@ P2  every local is assigned once, and read only where it is in scope (L4: what a
 P3  spans: a value varies over what its operands and expressions vary over, and in swept form over open sweeps only
 P4  types: operators get the types they take, loads and stores convert to and from their buffer's type
 L2  a store names every grid dim and every open sweep, so that no point stores twice
-L5  reductions and scans have the type their operator gives
+L5  reductions and scans have the type their operator gives; a carried sum whose terms hang on a running value is rescaled
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.errors import CheckFailed
 from plait.ir.dtype import DType
@@ -30,6 +30,7 @@ _WRITTEN = ("out", "inout", "scratch")
 class _Local:
     dtype: DType
     span: frozenset[int]
+    leads: frozenset[int] = frozenset()  # carried reductions whose running values are in it
 
 
 @dataclass
@@ -195,6 +196,8 @@ class _Checker:
         else:
             self.inferred(s.op, "map", [a.dtype for a in args], s.dtype, s)
         self.define(scope, s.out, s.dtype, s.span, span)
+        leads = frozenset[int]().union(*(a.leads for a in args))
+        scope.locals[s.out] = replace(scope.locals[s.out], leads=leads)
 
     def carried(self, s: Let, scope: _Scope) -> None:
         """A read of an accumulator whose sweep is open."""
@@ -204,6 +207,8 @@ class _Checker:
         if found[1].dtype is not s.dtype:
             raise self.fail("P4", f"{s.op} of {found[1].dtype} gives {s.dtype}")
         self.define(scope, s.out, s.dtype, s.span, found[1].span)
+        if s.op == "running":
+            scope.locals[s.out] = replace(scope.locals[s.out], leads=frozenset(s.args))
 
     def inferred(self, op: str, kind: str, dtypes: list[DType], declared: DType, s: Let | None = None) -> None:
         """The operator exists, takes these types and gives the declared one (in its compute type)."""
@@ -260,15 +265,18 @@ class _Checker:
         dims = frozenset(s.dims)
         if not dims or not all(0 <= d < len(self.p.dims) and self.p.dims[d].role == "row" for d in dims):
             raise self.fail("P1", f"a reduction over {s.dims}, which are not row dims")
-        span = arg.span
+        span, leads = arg.span, arg.leads
         if isinstance(s, Dot):
             other = self.use(scope, s.other)
             span |= other.span
+            leads |= other.leads
             if {arg.dtype, other.dtype} != {s.operand.compute}:
                 raise self.fail("P4", f"a dot of {arg.dtype} and {other.dtype} as {s.operand}")
             self.inferred("dot", "contract", [s.operand, s.operand], s.dtype)
         else:
             self.inferred(s.monoid, "reduce", [arg.dtype], s.dtype)
+        if s.scale is None and s.monoid in ("sum", "dot") and leads and dims & set(scope.open):
+            raise self.fail("L5", f"the terms of v{s.out} hang on the running v{min(leads)}, and it is not rescaled")
         if s.scale is not None:
             scale = self.use(scope, s.scale)
             if s.monoid not in ("sum", "dot") or scale.dtype is not s.dtype or scale.span - span | scale.span & dims:

@@ -82,7 +82,8 @@ class _Sweeper:
                 for s in save:
                     kept[s.value] = s.buffer
             for s in group:
-                if isinstance(s, Reduce):
+                # what an outer sweep still carries has no result yet: its running value, if it leads, stays in its place
+                if isinstance(s, Reduce) and not any(s is carried for carried in sinks):
                     names[s.out] = self.current[s.out]
                     self.scales.pop(s.out, None)
         return out

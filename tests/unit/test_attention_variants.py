@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from plait.compiler import Compiled, all_levels
+from plait.compiler import Compiled, all_levels, plan_and_lower, simplify
+from plait.errors import CheckFailed
 from plait.frontend.externs import decompositions
 from plait.frontend.fx_import import import_fx
 from plait.options import Options
 from plait.oracle.compare import FAIL, compare
 from plait.oracle.reference import reference
 from plait.plan.device import SPECS
-from plait.tile.program import Dot, Sweep
+from plait.rewrite.passes.open_contractions import can_open, open_contractions
+from plait.tile.check import check_program
+from plait.tile.program import Dot, Reduce, Stmt, Sweep
 from tests.attention_variants import VARIANTS, Sizes, arguments
 
 
@@ -97,3 +101,34 @@ def test_a_sum_of_one_product(dtype: torch.dtype) -> None:
     got = torch.compile(outer, backend="plait", options={"strict": True})(*args)
     verdict = compare(got, outer(*args), reference(outer, args))
     assert verdict.status != FAIL, verdict.message
+
+
+def test_sums_behind_another_product_are_rescaled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that needs a deeper loop before it can go on follows the running maximum of its own loop all the same.
+    (Such programs are refused for the repeated product; the law is set aside to see the statements.)"""
+    monkeypatch.setattr("plait.tile.lower._once", lambda *a: None)
+
+    def projected(q: torch.Tensor, k: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.T, -1) @ (x @ w)
+
+    args = (torch.randn(96, 32), torch.randn(150, 32), torch.randn(150, 640), torch.randn(640, 32))
+    gm = make_fx(torch.func.functionalize(projected), decomposition_table=decompositions())(*args)
+    options, spec = Options.make(None, {}), SPECS["h200"]
+    graph = simplify(open_contractions(import_fx(gm, args), can_open), spec, options)
+    compiled = plan_and_lower(graph, spec, options)
+    programs = [part.program for launch in compiled.launches for part in launch.parts]
+    followers = [s for p in programs for s in p.walk() if isinstance(s, Reduce) and s.scale is not None]
+    assert {s.monoid for s in followers} == {"sum", "dot"}
+    for p in programs:
+        check_program(p)
+        # the checker sees a correction that is missing
+        bare = replace(p, body=tuple(_unscaled(s) for s in p.body))
+        if bare != p:
+            with pytest.raises(CheckFailed, match="not rescaled"):
+                check_program(bare)
+
+
+def _unscaled(s: Stmt) -> Stmt:
+    if isinstance(s, Sweep):
+        return replace(s, body=tuple(_unscaled(x) for x in s.body))
+    return replace(s, scale=None) if isinstance(s, Dot) else s
