@@ -69,7 +69,8 @@ def open_in(folder: int, name: str, flags: int, mode: int = 0o600) -> int:
             raise Unsafe(f"{name} is a symbolic link or a folder") from error
         raise
     found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink != 1:
+    # no name at all: another process has put a new file in its place since it was opened; this one is whole all the same
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink > 1:
         os.close(fd)
         raise Unsafe(f"{name} is not a regular file of ours with one name")
     if found.st_mode & _OTHERS_WRITE:

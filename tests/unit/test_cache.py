@@ -395,3 +395,19 @@ def test_cache_module_does_not_import_torch() -> None:
     code = "import sys, plait.runtime.cache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert cache_module.FORMAT.endswith(b"\n")
+
+
+def test_a_file_replaced_while_it_is_opened_is_still_ours(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Cache(str(home))
+    assert store.put(KEY, b"one")
+    real = os.fstat
+
+    def replaced_first(fd: int) -> os.stat_result:
+        monkeypatch.setattr(os, "fstat", real)
+        other = Cache(str(home))
+        assert other.put(KEY, b"one")
+        return real(fd)
+
+    monkeypatch.setattr(os, "fstat", replaced_first)
+    assert store.get(KEY) == b"one"
+    assert store.stats.quarantined == 0
