@@ -126,8 +126,17 @@ struct SumRule {
     static constexpr T identity() { return T(0); }
     static PLAIT_INLINE T combine(T a, T x) { return T(a + x); }
 };
+// What lanes hold may cancel in full, so they meet in a wider type.
 template <class T, int L>
-using ShortSum = Fold<T, L, SumRule<T>>;
+struct ShortSum : Fold<T, L, SumRule<T>> {
+    using Fold<T, L, SumRule<T>>::result;
+    PLAIT_INLINE T result() const {
+        using Total = typename Wide<T>::type;
+        Total all[L];
+        for (int l = 0; l < L; ++l) all[l] = Total(this->lane[l]);
+        return T(across(all, L, [](Total x, Total y) { return Total(x + y); }));
+    }
+};
 template <class T, int L>
 using Prod = Fold<T, L, ProdRule<T>>;
 template <class T, int L>
