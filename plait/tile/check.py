@@ -275,7 +275,9 @@ class _Checker:
             self.inferred("dot", "contract", [s.operand, s.operand], s.dtype)
         else:
             self.inferred(s.monoid, "reduce", [arg.dtype], s.dtype)
-        if s.scale is None and s.monoid in ("sum", "dot") and leads and dims & set(scope.open):
+        # a loop of one step has added up nothing before
+        steps = any(self.p.schedule.size(self.p.dims[d].name) for d in dims & set(scope.open))
+        if s.scale is None and s.monoid in ("sum", "dot") and leads and steps:
             raise self.fail("L5", f"the terms of v{s.out} hang on the running v{min(leads)}, and it is not rescaled")
         if s.scale is not None:
             scale = self.use(scope, s.scale)
