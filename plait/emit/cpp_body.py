@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from plait.emit.cpp_leaf import Accumulator, Leaf, State, Statements
 from plait.emit.cpp_nest import join_sweeps
 from plait.emit.cpp_ops import CTYPE
-from plait.emit.cpp_scope import operands
 from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, operands, walk
 
 _MONOIDS = {
     "sum": "Sum",
@@ -225,13 +224,13 @@ class Body:
         for inner in outer.body:
             if isinstance(inner, Sweep):
                 found = self._vector_sweep(inner, s)
-                if found is not None and any(t is s for t in _walk(found.body)):
+                if found is not None and any(t is s for t in walk(found.body)):
                     return found
         return None
 
     def _declare_lanes(self, body: Sequence[Stmt]) -> None:
         """Lane arrays of a strip."""
-        for s in _walk(body):
+        for s in walk(body):
             if isinstance(s, Let | Load | Scan) and s.out in self.state.crossing:
                 self.out.line(f"{CTYPE[s.dtype]} {self.scope.locals[s.out]}_lanes[{self.state.width}];")
 
@@ -242,10 +241,3 @@ class _nothing:
 
     def __exit__(self, *unused: object) -> None:
         return None
-
-
-def _walk(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    for s in body:
-        yield s
-        if isinstance(s, Sweep):
-            yield from _walk(s.body)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from plait.emit.cpp_ops import CTYPE, INT_DIVISIONS, let_expression, literal, loaded, memory_type, stored
-from plait.emit.cpp_scope import Scope, Splitter, operands, varies
+from plait.emit.cpp_scope import Scope, Splitter, varies
 from plait.emit.writer import Writer
 from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, operands
 
 ZERO_DIVISION = 999
 """The failure code of an integer division by zero."""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.emit.cpp_scope import exprs
 from plait.ir import index as ix
 from plait.ir.index import Expr
-from plait.tile.program import Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, exprs_of
 
 
 @dataclass
@@ -53,7 +52,7 @@ def _indifferent(s: Stmt, outer: int, inner: int, extent: Expr) -> bool:
     if isinstance(s, Reduce) and (outer in s.dims) != (inner in s.dims):
         return False
     one = {ix.axis_atom(inner): ix.axis(inner) + ix.axis(outer) * extent}
-    for e in exprs(s):
+    for e in exprs_of(s):
         if any(a.kind in ("div", "mod") and ({outer, inner} & Expr.make({(a,): 1}).axes()) for a in e.atoms()):
             return False
         if e.substitute({ix.axis_atom(outer): ix.ZERO}).substitute(one) is not e:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from plait.emit.writer import identifier
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr, Facts
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
 
 _RESERVED = frozenset(
     [
@@ -73,43 +73,6 @@ _RESERVED = frozenset(
         "private",
     ]
 )
-
-
-def exprs(s: Stmt) -> Iterator[Expr]:
-    """Every index expression of a statement itself (not of a sweep's body)."""
-    if isinstance(s, Load | Store):
-        yield s.address
-        yield from s.guard
-    elif isinstance(s, Check):
-        yield s.index
-        yield s.extent
-        yield from s.guard
-    elif isinstance(s, Reduce):
-        if s.linear is not None:
-            yield s.linear
-    elif isinstance(s, Let):
-        for _, v in s.attrs:
-            for e in v if isinstance(v, tuple) else (v,):
-                if isinstance(e, Expr):
-                    yield e
-
-
-def operands(s: Stmt) -> list[int]:
-    """Locals a statement uses, those in its index expressions included."""
-    out: list[int] = []
-    if isinstance(s, Let):
-        out += s.args
-    elif isinstance(s, Store):
-        out.append(s.value)
-    elif isinstance(s, Reduce | Scan):
-        out.append(s.arg)
-        if isinstance(s, Dot):
-            out.append(s.other)
-        if isinstance(s, Reduce) and s.scale is not None:
-            out.append(s.scale)
-    for e in exprs(s):
-        out += sorted(e.values())
-    return out
 
 
 class Scope:

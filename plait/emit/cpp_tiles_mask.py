@@ -15,7 +15,7 @@ from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Tiles
 from plait.ir import index as ix
 from plait.ir.index import Expr
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Store, Sweep
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Store, Sweep, walk
 
 Value = float | bool | None  # None: not known
 
@@ -69,7 +69,7 @@ class Masks:
         return list(dict.fromkeys(first)), list(dict.fromkeys(end))
 
     def _idle_guards(self, sweep: Sweep) -> Iterator[tuple[Expr, ...]]:
-        inside = list(_walk(sweep.body))
+        inside = list(walk(sweep.body))
         if any(isinstance(s, Store | Check) for s in inside):
             return
         opened = {s.dim for s in inside if isinstance(s, Sweep)}
@@ -117,7 +117,7 @@ class Masks:
     def _bound(self, g: Expr, sweep: Sweep) -> tuple[bool, str] | None:
         """(True, first point) or (False, end) outside of which the guard fails for every point of the other dims' tiles."""
         slope, most = 0, ix.ZERO
-        made = {s.out for s in _walk(sweep.body) if isinstance(s, Let | Load | Reduce)}
+        made = {s.out for s in walk(sweep.body) if isinstance(s, Let | Load | Reduce)}
         tops: list[str] = []
         for m, c in g.terms:
             term = Expr.make({m: c})
@@ -156,10 +156,3 @@ def _value(op: str, args: tuple[Value, ...]) -> Value:
         return _BINARY[op](known[0], known[1]) if op in _BINARY else None
     except OverflowError:
         return None
-
-
-def _walk(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    for s in body:
-        yield s
-        if isinstance(s, Sweep):
-            yield from _walk(s.body)

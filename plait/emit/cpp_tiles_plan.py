@@ -7,10 +7,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from plait.emit.cpp_scope import operands
 from plait.errors import LowerFailed
 from plait.ir.dtype import DType
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import (
+    Check,
+    Dot,
+    Let,
+    Load,
+    Reduce,
+    Scan,
+    Span,
+    Stmt,
+    Store,
+    Sweep,
+    TileProgram,
+    operands,
+    walk,
+)
 
 Run = list[Let | Load | Store | Check]
 Step = Run | Reduce | Sweep
@@ -180,7 +193,7 @@ def _dependencies(body: Sequence[Stmt], program: TileProgram) -> list[_Item]:
     readers: dict[int, set[int]] = {}  # of an accumulator before its Reduce
     touched: dict[int, list[tuple[int, bool]]] = {}  # memory that is read and written: (item, writes)
     for i, s in enumerate(body):
-        inside = list(_walk(s))
+        inside = list(walk((s,)))
         made = {t.out for t in inside if isinstance(t, Let | Load | Reduce)}
         needs = {maker[k] for t in inside for k in operands(t) if k in maker}
         if isinstance(s, Let) and s.op == "before":
@@ -197,9 +210,3 @@ def _dependencies(body: Sequence[Stmt], program: TileProgram) -> list[_Item]:
         maker |= dict.fromkeys(made, i)
         items.append(_Item(s, needs - {i}))
     return items
-
-
-def _walk(s: Stmt) -> list[Stmt]:
-    if not isinstance(s, Sweep):
-        return [s]
-    return [s, *(u for t in s.body for u in _walk(t))]

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 
 from plait.emit.cpp_leaf import State, Statements
 from plait.emit.cpp_ops import CTYPE
-from plait.emit.cpp_scope import Scope, operands
+from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Run, Tiles
 from plait.emit.cpp_tiles_store import Store
 from plait.emit.writer import Writer
 from plait.ir.index import Expr
-from plait.tile.program import Dot, Let, Load, Reduce, Stmt
+from plait.tile.program import Dot, Let, Load, Reduce, Stmt, operands
 
 
 class _Lines(Statements):

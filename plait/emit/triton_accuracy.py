@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from plait.emit.triton_range import least
 from plait.ir.dtype import DType
-from plait.ir.index import Expr
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, TileProgram
+from plait.tile.program import Dot, Let, Reduce, Stmt, Store, TileProgram, operands
 
 _SMOOTH = frozenset(
     [
@@ -43,7 +42,7 @@ class Accuracy:
         self.defs = {s.out: s for s in program.walk() if isinstance(s, (Let, Reduce))}
         self.uses: dict[int, list[Stmt]] = {}
         for s in program.walk():
-            for k in reads_of(s):
+            for k in operands(s):
                 self.uses.setdefault(k, []).append(s)
         self.stored = {i: b.dtype for i, b in enumerate(program.buffers)}
         self.known: dict[int, bool] = {}
@@ -146,23 +145,3 @@ class Accuracy:
         if isinstance(d, Let) and d.op in ("neg", "copy"):
             return self._is_product(d.args[0])
         return isinstance(d, Let) and d.op == "mul"
-
-
-def reads_of(s: Stmt) -> list[int]:
-    """Locals that a statement (not what a sweep holds) reads, as operands and in index expressions."""
-    exprs: list[Expr] = []
-    out: list[int] = []
-    if isinstance(s, Let):
-        out = list(s.args)
-        exprs = [e for _, a in s.attrs for e in (a if isinstance(a, tuple) else (a,)) if isinstance(e, Expr)]
-    elif isinstance(s, (Reduce, Scan)):
-        out = [s.arg, *([s.other] if isinstance(s, Dot) else [])]
-        if isinstance(s, Reduce):
-            out += [s.scale] if s.scale is not None else []
-            exprs = [s.linear] if s.linear is not None else []
-    elif isinstance(s, (Load, Store)):
-        out = [s.value] if isinstance(s, Store) else []
-        exprs = [s.address, *s.guard]
-    elif isinstance(s, Check):
-        exprs = [s.index, s.extent, *s.guard]
-    return [*out, *(k for e in exprs for k in e.values())]

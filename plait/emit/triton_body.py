@@ -6,7 +6,7 @@ import collections
 import re
 from dataclasses import dataclass
 
-from plait.emit.triton_accuracy import Accuracy, reads_of
+from plait.emit.triton_accuracy import Accuracy
 from plait.emit.triton_bounds import Segment, longest_last, segments, with_guards
 from plait.emit.triton_dot import Carried, loads_before_loops, without_small_dots
 from plait.emit.triton_grid import Grid
@@ -29,7 +29,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.ir.ops import OPS
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, operands
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Emitter:
             later: list[Stmt] = []
             missing: set[int] = set()
             for s in body:
-                needs = missing.union(r.out for r in self.waiting) & set(reads_of(s))
+                needs = missing.union(r.out for r in self.waiting) & set(operands(s))
                 # a load must not fall behind a store that it stood before: they may share memory
                 held = isinstance(s, Store) and any(isinstance(x, Load) for x in later)
                 if straight and (needs or held):

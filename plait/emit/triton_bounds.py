@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from plait.emit.triton_dot import walk
 from plait.emit.triton_index import DimPlan, Indexer, block_part
 from plait.emit.triton_softmax import Defs, base_of, correction_of
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.tile.program import Check, Dot, Let, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Reduce, Scan, Stmt, Store, Sweep, TileProgram, walk
 
 _COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "ge": lambda a, b: a - b,
@@ -105,7 +104,7 @@ def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
         start = f"tl.maximum({start}, 0) // {d.tile} * {d.tile}"
     for b in upper:
         end = f"tl.minimum({end}, {b.text(indexer, most=True)})"
-    if lower or not (upper or not d.even) or not any(isinstance(x, Reduce) and x.scale is not None for x in walk(s)):
+    if lower or not (upper or not d.even) or not any(isinstance(x, Reduce) and x.scale is not None for x in walk((s,))):
         return [Segment(start, end)]
     full = extent
     for b in upper:
@@ -160,7 +159,7 @@ class _Bound:
 
 def _guards(s: Sweep) -> Iterator[Expr]:
     seen: set[Expr] = set()
-    for x in walk(s):
+    for x in walk((s,)):
         if isinstance(x, Let) and x.op == "holds":
             yield from (g for g in x.attr("guard") if g not in seen)
             seen.update(x.attr("guard"))
@@ -168,7 +167,7 @@ def _guards(s: Sweep) -> Iterator[Expr]:
 
 def _bound(g: Expr, s: Sweep, indexer: Indexer) -> _Bound | None:
     """A guard that is linear in the swept dim and in dims of which the loop knows the block."""
-    inside = {x.dim for x in walk(s) if isinstance(x, Sweep) and indexer.dims[x.dim].looped}
+    inside = {x.dim for x in walk((s,)) if isinstance(x, Sweep) and indexer.dims[x.dim].looped}
     if s.dim not in g.axes() or g.values() or not g.axes() - {s.dim} <= set(range(len(indexer.dims))) - inside:
         return None
     coefficients, rest = g.linear()
@@ -193,7 +192,7 @@ def _excludes(g: Expr, s: Sweep, defs: Defs) -> bool:
     value = _values_outside(g, defs)
     identity = {"max": -math.inf, "min": math.inf, "sum": 0.0, "prod": 1.0, "any": False, "all": True}
     some = False
-    for x in walk(s):
+    for x in walk((s,)):
         if isinstance(x, (Store, Check, Scan)):
             return False
         if isinstance(x, Reduce) and s.dim in x.dims:

@@ -10,7 +10,7 @@ step. (Others keep a block of partial results, see triton_reduce.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plait.emit.triton_index import Axes, Indexer, Local, spans
@@ -18,7 +18,7 @@ from plait.emit.triton_ops import convert, tl_type
 from plait.emit.triton_reduce import Reducer, combine, identity
 from plait.errors import InternalError, LowerFailed
 from plait.ir.dtype import DType
-from plait.tile.program import Dot, Let, Load, Reduce, Span, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Dot, Let, Load, Reduce, Span, Stmt, Store, Sweep, TileProgram, walk
 
 _OPERANDS = (DType.f16, DType.bf16, DType.f32, DType.f8e4m3, DType.f8e5m2)
 _SAME_ZERO = ("round", "cast", "copy", "neg")
@@ -136,16 +136,8 @@ def _gathers(s: Load) -> bool:
 
 def _only_products(body: tuple[Stmt, ...]) -> bool:
     """A Dot is inside, and nothing is stored that a load could see."""
-    inside = [x for s in body for x in walk(s)]
+    inside = list(walk(body))
     return any(isinstance(s, Dot) for s in inside) and not any(isinstance(s, Store) for s in inside)
-
-
-def walk(s: Stmt) -> Iterator[Stmt]:
-    """A statement, and those inside it."""
-    yield s
-    if isinstance(s, Sweep):
-        for x in s.body:
-            yield from walk(x)
 
 
 class Carried:

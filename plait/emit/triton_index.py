@@ -18,6 +18,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr, Facts
 from plait.tile.program import Dot, Let, Load, Reduce, Scan, Sweep, TileProgram
+from plait.tile.schedule import power_of_two
 
 Axes = tuple[int, ...]
 _NARROW = 2**31
@@ -114,11 +115,6 @@ def _plan_dim(program: TileProgram, i: int, swept: bool) -> DimPlan:
     if d.role == "row" and not swept:
         raise LowerFailed(f"{program.name}: row dim {d.name} is neither swept nor covered by its tile of {n}")
     return DimPlan(i, d.name, d.extent, n, covered=False, looped=swept, is_row=d.role == "row")
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two >= n."""
-    return 1 << (n - 1).bit_length()
 
 
 @dataclass

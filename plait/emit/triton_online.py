@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plait.emit.triton_accuracy import reads_of
 from plait.emit.triton_softmax import base_of, correction_of
 from plait.ir import index as ix
 from plait.ir.dtype import DType
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, operands, walk
 
 _Defs = Mapping[int, Let | Load | Reduce | Scan]
 
@@ -55,8 +54,8 @@ def _pair(first: Sweep, second: Sweep, defs: _Defs) -> Sweep | None:
     top = defs.get(t.args[1])
     if not isinstance(top, Reduce) or top.monoid != "max" or top.dims != total.dims:
         return None
-    inside = [s for s in _walk(first.body) if s is top]
-    if any(isinstance(s, Let) and s.op in ("running", "before") for s in _walk(first.body)):
+    inside = [s for s in walk(first.body) if s is top]
+    if any(isinstance(s, Let) and s.op in ("running", "before") for s in walk(first.body)):
         return None
     if not inside or not _same(top.arg, t.args[0], defs):
         return None
@@ -66,7 +65,7 @@ def _pair(first: Sweep, second: Sweep, defs: _Defs) -> Sweep | None:
 
 def _lane_by_lane(sweep: Sweep, defs: _Defs) -> Sweep:
     """A sweep whose one scaled sum follows its maximum across lanes every step, as such a pair; else the sweep."""
-    inside = _walk(sweep.body)
+    inside = list(walk(sweep.body))
     totals = [s for s in inside if isinstance(s, Reduce) and s.scale is not None]
     if len(totals) != 1 or any(isinstance(s, Dot) for s in inside):
         return sweep
@@ -84,7 +83,7 @@ def _lane_by_lane(sweep: Sweep, defs: _Defs) -> Sweep:
         return sweep
     follows = {top.out}
     for s in inside:
-        if s is not total and follows & set(reads_of(s)):
+        if s is not total and follows & set(operands(s)):
             if not isinstance(s, Let):
                 return sweep
             follows.add(s.out)
@@ -100,19 +99,12 @@ def _without(body: tuple[Stmt, ...], locals_: set[int]) -> tuple[Stmt, ...]:
 def _only_sink(sweep: Sweep) -> Reduce | None:
     """The one reduction of a sweep that does nothing else."""
     found: Reduce | None = None
-    for s in _walk(sweep.body):
+    for s in walk(sweep.body):
         if isinstance(s, (Store, Check, Scan)) or (isinstance(s, Reduce) and found is not None):
             return None
         if isinstance(s, Reduce):
             found = s
     return found
-
-
-def _walk(body: tuple[Stmt, ...]) -> list[Stmt]:
-    out: list[Stmt] = []
-    for s in body:
-        out += [s, *_walk(s.body)] if isinstance(s, Sweep) else [s]
-    return out
 
 
 def _replaced(body: tuple[Stmt, ...], old: Stmt, new: Stmt) -> tuple[Stmt, ...]:
@@ -129,8 +121,8 @@ def _same(a: int, b: int, defs: _Defs) -> bool:
     if type(x) is not type(y) or not isinstance(x, (Let, Load)):
         return False
     assert isinstance(y, (Let, Load))
-    names = dict(zip(reads_of(y), reads_of(x), strict=False))
-    if len(reads_of(x)) != len(reads_of(y)) or not all(_same(p, q, defs) for q, p in names.items()):
+    names = dict(zip(operands(y), operands(x), strict=False))
+    if len(operands(x)) != len(operands(y)) or not all(_same(p, q, defs) for q, p in names.items()):
         return False
     return repr(replace(x, out=0)) == repr(_renamed(y, names))
 

@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plait.emit.triton_dot import walk
 from plait.emit.triton_index import Indexer
 from plait.ir.dtype import DType
-from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, Sweep, TileProgram
+from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, Sweep, TileProgram, walk
 
 Defs = Mapping[int, Let | Load | Reduce | Scan]
 _LOG2E = 1.4426950408889634
@@ -69,7 +68,7 @@ class _LateScale:
         for s in body:
             if isinstance(s, Sweep):
                 out.append(replace(s, body=self.visit(s.body, open_dims | {s.dim})))
-                for x in walk(s):
+                for x in walk((s,)):
                     if (
                         isinstance(x, Reduce)
                         and x.out in self.moved

@@ -16,27 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.ir.dtype import DType
-from plait.tile.coalesce import exprs_of
 from plait.tile.flat import Flat
-from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, Store
+from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, operands
 
 Def = Let | Load | Reduce | Scan
-
-
-def operands(s: Stmt) -> list[int]:
-    """Locals that a flat statement reads, those in its expressions included."""
-    direct: list[int] = []
-    if isinstance(s, Let):
-        direct += s.args
-    elif isinstance(s, Store):
-        direct.append(s.value)
-    elif isinstance(s, Reduce | Scan):
-        direct.append(s.arg)
-        if isinstance(s, Dot):
-            direct.append(s.other)
-    for e in exprs_of(s):
-        direct += sorted(e.values())
-    return direct
 
 
 class Values:

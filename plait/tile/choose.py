@@ -15,7 +15,7 @@ from plait.plan.device import DeviceSpec
 from plait.tile.choose_contract import choose_contract, has_dots
 from plait.tile.flat import Flat
 from plait.tile.program import Dim, Load, Reduce, Scan, Store
-from plait.tile.schedule import Schedule
+from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
 
@@ -89,10 +89,6 @@ def _choose_cpu(flat: Flat, hint: Hint) -> Schedule:
     return Schedule(form=form, tile=((dim.name, 1 << (want - 1).bit_length() if want > 16 else 16),), vector=dim.name)
 
 
-def _pow2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _choose_gpu(flat: Flat, spec: DeviceSpec, hint: Hint) -> Schedule:
     """The rules of docs/design/gpu-schedules.md, which has the measurements behind them."""
     rows = [d for d in flat.dims if d.role == "row"]
@@ -102,7 +98,7 @@ def _choose_gpu(flat: Flat, spec: DeviceSpec, hint: Hint) -> Schedule:
     if not rows:
         return _pointwise_gpu(flat, v, hint)
     static = all(d.extent.const is not None for d in rows)
-    row_elems = math.prod(_pow2(hint(d.extent)) for d in rows) if static else 1 << 30
+    row_elems = math.prod(power_of_two(hint(d.extent)) for d in rows) if static else 1 << 30
     if flat.dims[v].role == "grid":
         return _columns_gpu(flat, v, row_elems, hint)
     if row_elems <= spec.row_elems:
@@ -118,7 +114,7 @@ def _width(flat: Flat, v: int) -> int:
 
 def _pointwise_gpu(flat: Flat, v: int, hint: Hint) -> Schedule:
     dim = flat.dims[v]
-    extent = _pow2(hint(dim.extent))
+    extent = power_of_two(hint(dim.extent))
     other = _second_vector(flat, v, hint)
     if other is not None:
         return Schedule(tile=((flat.dims[other].name, 32), (dim.name, 32)), warps=4, vector=dim.name)
@@ -129,7 +125,7 @@ def _pointwise_gpu(flat: Flat, v: int, hint: Hint) -> Schedule:
     outer = [d for i, d in enumerate(flat.dims) if i != v]
     if left > 1 and outer:
         # short inner dims: a block takes several of the next dim out
-        tile.insert(0, (outer[-1].name, min(left, _pow2(hint(outer[-1].extent)))))
+        tile.insert(0, (outer[-1].name, min(left, power_of_two(hint(outer[-1].extent)))))
     return Schedule(tile=tuple(tile), warps=4, vector=dim.name)
 
 
@@ -150,7 +146,7 @@ def _rows_gpu(flat: Flat, row_elems: int, rows: list[Dim], hint: Hint, vector: s
     grid = [d for d in flat.dims if d.role == "grid"]
     if row_elems < 1024 and grid:
         row_elems *= _copies(flat)  # a row cut into pieces is held in as many values
-        several = min(_GPU_ROW_TILE // row_elems, _pow2(hint(grid[-1].extent)))
+        several = min(_GPU_ROW_TILE // row_elems, power_of_two(hint(grid[-1].extent)))
         tile.insert(0, (grid[-1].name, several))
         return Schedule(
             form="flat", tile=tuple(tile), warps=_warps(several * row_elems, 32, least=1, most=4), vector=vector
@@ -169,12 +165,12 @@ def _copies(flat: Flat) -> int:
 
 
 def _warps(elems: int, each: int, *, least: int, most: int) -> int:
-    return max(least, min(most, _pow2(elems // (32 * each))))
+    return max(least, min(most, power_of_two(elems // (32 * each))))
 
 
 def _columns_gpu(flat: Flat, v: int, row_elems: int, hint: Hint) -> Schedule:
     """Reductions over an outer axis: neighbouring threads take neighbouring columns, a tile of rows at a time."""
-    width = min(64, _pow2(hint(flat.dims[v].extent)))
+    width = min(64, power_of_two(hint(flat.dims[v].extent)))
     rows = [d for d in flat.dims if d.role == "row"]
     name = flat.dims[v].name
     if len(rows) == 1 and row_elems <= 256 and not any(isinstance(s, Scan) for s in flat.stmts):

@@ -19,7 +19,7 @@ from plait.ir.index import Expr
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
 from plait.tile.program import Dot
-from plait.tile.schedule import Schedule
+from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
 WIDEST = 256  # points of a dim that a block holds whole
@@ -131,10 +131,6 @@ def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
     return (256 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
 
 
-def _pow2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _largest(flat: Flat, dims: tuple[int, ...], hint: Hint) -> int | None:
     return max(dims, key=lambda d: (hint(flat.dims[d].extent), d), default=None)
 
@@ -156,7 +152,7 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
         d = _largest(flat, dims, hint)
         if d is not None:
             most = {1: 16}.get(rows, 32 if rows <= 16 else 128 if narrow else 64)
-            tile[d] = min(most, _pow2(hint(flat.dims[d].extent)))
+            tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
             chosen.append(d)
     while found.stream == () and chosen and _blocks(flat, tile, hint) < spec.units:
         d = max(chosen, key=lambda d: tile[d])
@@ -168,7 +164,7 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
         assert last is not None
         held = math.prod(hint(flat.dims[d].extent) for d in (found.width or found.depth))
         most = 128 if held <= 64 or not found.width else 64
-        tile[last] = min(most if narrow else 32, max(16, _pow2(hint(flat.dims[last].extent))))
+        tile[last] = min(most if narrow else 32, max(16, power_of_two(hint(flat.dims[last].extent))))
     return {d: n for d, n in tile.items() if d not in found.width}
 
 
@@ -177,8 +173,8 @@ def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
     for dims, most in ((found.rows, 128), (found.columns, 256)):
         d = _largest(flat, dims, hint)
         if d is not None:
-            tile[d] = min(most, _pow2(hint(flat.dims[d].extent)))
+            tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
     last = _largest(flat, found.stream, hint)
     if last is not None:
-        tile[last] = min(128, _pow2(hint(flat.dims[last].extent)))
+        tile[last] = min(128, power_of_two(hint(flat.dims[last].extent)))
     return tile

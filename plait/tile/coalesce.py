@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from plait.ir import index as ix
 from plait.ir.index import Expr
 from plait.tile.flat import Flat
-from plait.tile.program import Check, Dim, Let, Load, Reduce, Scan, Span, Stmt, Store
+from plait.tile.program import Check, Dim, Let, Load, Reduce, Scan, Span, Stmt, Store, exprs_of
 
 
 def coalesce(flat: Flat) -> Flat:
@@ -26,24 +26,6 @@ def coalesce(flat: Flat) -> Flat:
             if merged:
                 break
     return flat
-
-
-def exprs_of(s: Stmt) -> Iterator[Expr]:
-    """Every index expression of a statement."""
-    if isinstance(s, Load | Store):
-        yield s.address
-        yield from s.guard
-    elif isinstance(s, Check):
-        yield s.index
-        yield from s.guard
-    elif isinstance(s, Reduce):
-        if s.linear is not None:
-            yield s.linear
-    elif isinstance(s, Let):
-        for _, v in s.attrs:
-            for e in v if isinstance(v, tuple) else (v,):
-                if isinstance(e, Expr):
-                    yield e
 
 
 def map_exprs(s: Stmt, fn: Any) -> Stmt:

@@ -12,11 +12,11 @@ from plait.plan.device import DeviceSpec
 from plait.tile.cascade import defer
 from plait.tile.choose import Hint, choose
 from plait.tile.choose_contract import has_dots
-from plait.tile.coalesce import coalesce, exprs_of
+from plait.tile.coalesce import coalesce
 from plait.tile.flat import Env, Flat, lower_flat
 from plait.tile.masks import conditions
 from plait.tile.pieces import cut_pieces
-from plait.tile.program import Dot, Stmt, Sweep, TileProgram, walk
+from plait.tile.program import Dot, Stmt, Sweep, TileProgram, exprs_of, walk
 from plait.tile.schedule import Schedule
 from plait.tile.sweep import sweep
 
@@ -112,15 +112,7 @@ def _symbols(flat: Flat, body: tuple[Stmt, ...]) -> tuple[str, ...]:
         found |= d.extent.symbols()
     for b in flat.buffers:
         found |= b.elems.symbols()
-    stack = list(body)
-    while stack:
-        s = stack.pop()
-        if isinstance(s, Sweep):
-            stack.extend(s.body)
-        else:
-            for e in exprs_of(s):
-                found |= e.symbols()
-            extent = getattr(s, "extent", None)
-            if extent is not None:
-                found |= extent.symbols()
+    for s in walk(body):
+        for e in exprs_of(s):
+            found |= e.symbols()
     return tuple(sorted(found))

@@ -18,9 +18,9 @@ from typing import Any
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr, Facts
-from plait.tile.coalesce import exprs_of, map_exprs
+from plait.tile.coalesce import map_exprs
 from plait.tile.flat import Flat
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, exprs_of, operands
 
 _MOST_PIECES = 4
 _LEAST_POINTS = 8  # of a piece: below that the pieces would be no vectors
@@ -165,11 +165,5 @@ def _without_unused(stmts: list[Stmt]) -> tuple[Stmt, ...]:
     for s in reversed(stmts):
         if isinstance(s, Store | Check) or getattr(s, "out", -1) in used:
             kept.append(s)
-            used.update(k for e in exprs_of(s) for k in e.values())
-            if isinstance(s, Let):
-                used.update(s.args)
-            elif isinstance(s, Reduce | Scan):
-                used.add(s.arg)
-            elif isinstance(s, Store):
-                used.add(s.value)
+            used.update(operands(s))
     return tuple(kept[::-1])

@@ -21,7 +21,7 @@ the loop a carried one is read by "running" and "before" only); L5 accumulators 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,9 +174,46 @@ class TileProgram:
         yield from walk(self.body)
 
 
-def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:
     """Every statement of a body, sweeps before their bodies."""
     for s in body:
         yield s
         if isinstance(s, Sweep):
             yield from walk(s.body)
+
+
+def exprs_of(s: Stmt) -> Iterator[Expr]:
+    """Every index expression of a statement itself (not of a sweep's body)."""
+    if isinstance(s, Load | Store):
+        yield s.address
+        yield from s.guard
+    elif isinstance(s, Check):
+        yield s.index
+        yield s.extent
+        yield from s.guard
+    elif isinstance(s, Reduce):
+        if s.linear is not None:
+            yield s.linear
+    elif isinstance(s, Let):
+        for _, v in s.attrs:
+            for e in v if isinstance(v, tuple) else (v,):
+                if isinstance(e, Expr):
+                    yield e
+
+
+def operands(s: Stmt) -> list[int]:
+    """Locals that a statement (not what a sweep holds) reads, those in its index expressions included."""
+    out: list[int] = []
+    if isinstance(s, Let):
+        out += s.args
+    elif isinstance(s, Store):
+        out.append(s.value)
+    elif isinstance(s, Reduce | Scan):
+        out.append(s.arg)
+        if isinstance(s, Dot):
+            out.append(s.other)
+        if isinstance(s, Reduce) and s.scale is not None:
+            out.append(s.scale)
+    for e in exprs_of(s):
+        out += sorted(e.values())
+    return out

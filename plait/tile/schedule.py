@@ -54,3 +54,8 @@ def parse_schedule(text: str) -> Schedule:
         stages=int(fields.get("stages", "1")),
         vector=fields.get("vector", ""),
     )
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two >= n."""
+    return 1 << max(n - 1, 0).bit_length()

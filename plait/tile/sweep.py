@@ -14,10 +14,10 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.plan.opcost import op_cost
-from plait.tile.cascade import Follows, Values, correction, follows, operands, running_base
-from plait.tile.coalesce import exprs_of, map_exprs
+from plait.tile.cascade import Follows, Values, correction, follows, running_base
+from plait.tile.coalesce import map_exprs
 from plait.tile.flat import Flat
-from plait.tile.program import Buffer, Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep
+from plait.tile.program import Buffer, Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, exprs_of, operands
 
 Sink = Store | Check | Reduce
 _DEAR = 8.0  # additions' worth of work from which on storing and loading again is cheaper
