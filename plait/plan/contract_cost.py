@@ -21,15 +21,11 @@ STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer tha
 FEW = 4
 
 
-def product_flops(n: Node, size: float) -> float:
-    """Floating-point operations of a contraction over `size` points: a multiplication and an addition each."""
-    return 2.0 * size if n.kind == "contract" else 0.0
-
-
 def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
-    """Nanoseconds of a contraction at the vendor's throughput."""
+    """Nanoseconds of a contraction (a node, or the call) over `size` points, a multiplication and an addition each, at the
+    vendor's throughput."""
     half = n.reads[0].source.dtype.nbytes <= 2
-    return product_flops(n, size) / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
+    return 2.0 * size / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
 
 
 class Tiling:
@@ -67,7 +63,11 @@ class Tiling:
 
     def repeats(self, n: Node) -> float:
         """How many tiles compute the same point of a member."""
-        own = set(self.al.span(n))
+        return self.beside(self.al.span(n))
+
+    def beside(self, atoms: Iterable[int]) -> float:
+        """Tiles along the grid atoms that are not among these."""
+        own = set(atoms)
         return math.prod(t for a, t in self.tiles.items() if a not in own)
 
     @property

@@ -6,11 +6,10 @@ Rows that do not stay on chip are read again by every sweep, from the last-level
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from plait.ir.graph import Graph, Node, Read
+from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
 from plait.plan.align import Alignment
 from plait.plan.contract_cost import OWN, Tiling, product_ns
@@ -115,7 +114,7 @@ class CostModel:
             for r in self.reading.reads(n):
                 if r.source not in inside:
                     touched = min(size, self.size(r.source.shape))
-                    along = math.prod(t for a, t in tiling.tiles.items() if a not in self._atoms_read(al, n, r))
+                    along = tiling.beside(a for e in r.index for i in e.axes() for a in al.atoms_of(n, i))
                     times[r.source] = max(times.get(r.source, 0.0), along * touched * r.source.dtype.nbytes)
         for source, total in times.items():
             once = min(total, self.size(source.shape) * source.dtype.nbytes)
@@ -123,10 +122,6 @@ class CostModel:
             cache += total - once
         written = sum(self.size(n.shape) * n.dtype.nbytes for n in stored)
         return Cost(read, written, cache, ops, tiling.blocks, products_ns=products)
-
-    def _atoms_read(self, al: Alignment, n: Node, r: Read) -> set[int]:
-        """Atoms over which a read moves."""
-        return {a for e in r.index for i in e.axes() for a in al.atoms_of(n, i)}
 
     def _passes(
         self, al: Alignment, inside: frozenset[Node], stored: list[Node], row: set[int]

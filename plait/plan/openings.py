@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
-from plait.plan.contract_cost import FEW, OWN, STREAM
+from plait.plan.contract_cost import FEW, OWN, STREAM, product_ns
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
@@ -47,8 +47,7 @@ class _Judge:
                 saved += 2 * size
                 joined = True
         points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
-        rate = self.spec.half_flops_per_ns if n.dtype.nbytes <= 2 else self.spec.float_flops_per_ns
-        flops, memory = 2.0 * points / rate, operands / self.spec.bytes_per_ns
+        flops, memory = product_ns(self.spec, n, points), operands / self.spec.bytes_per_ns
         slower = max(flops / OWN, memory / self.streaming(n)) - max(flops, memory)
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
 
