@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy
-from plait.emit.triton_bounds import Segment, longest_last, segments, with_guards
+from plait.emit.triton_bounds import Segment, longest_last, segments
 from plait.emit.triton_dot import Carried, loads_before_loops, without_small_dots
 from plait.emit.triton_grid import Grid
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
@@ -29,6 +29,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.ir.ops import OPS
+from plait.tile.masks import with_conditions
 from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, operands
 
 
@@ -340,7 +341,7 @@ class Emitter:
 def _prepared(program: TileProgram, indexer: Indexer, looped: frozenset[int]) -> TileProgram:
     if not any(isinstance(s, Dot) for s in program.walk()):
         return program
-    return scale_late(with_guards(loads_before_loops(without_small_dots(program, indexer), looped)))
+    return scale_late(with_conditions(loads_before_loops(without_small_dots(program, indexer), looped)))
 
 
 def _begins(r: Stmt, dim: int, pending: set[int]) -> bool:

@@ -1,80 +1,21 @@
 """Loops under masks in Triton text: tiles of which a mask leaves nothing are not visited, and tiles of which it leaves
 everything are not masked.
 
-`with_guards` writes comparisons of indices as guards, `segments` gives the loops of a swept dim. Attention under a causal
+`segments` gives the loops of a swept dim, off the conditions that tile/masks makes of comparisons. Attention under a causal
 mask, say, takes one loop up to the diagonal, and one, with the mask, over it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from plait.emit.triton_index import DimPlan, Indexer, block_part
 from plait.emit.triton_softmax import Defs, base_of, correction_of
-from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.tile.program import Check, Dot, Let, Reduce, Scan, Stmt, Store, Sweep, TileProgram, walk
-
-_COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
-    "ge": lambda a, b: a - b,
-    "gt": lambda a, b: a - b - 1,
-    "le": lambda a, b: b - a,
-    "lt": lambda a, b: b - a - 1,
-}
-
-
-class _Guards:
-    def __init__(self) -> None:
-        self.index: dict[int, Expr] = {}
-        self.guard: dict[int, tuple[Expr, ...]] = {}
-
-    def visit(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(
-            replace(s, body=self.visit(s.body)) if isinstance(s, Sweep) else self.let(s) if isinstance(s, Let) else s
-            for s in body
-        )
-
-    def let(self, s: Let) -> Let:
-        if s.dtype is DType.i64:
-            self.number(s)
-        if s.dtype is not DType.b1:
-            return s
-        guard = self.of(s)
-        if guard is None:
-            return s
-        self.guard[s.out] = guard
-        return Let(s.out, "holds", (), DType.b1, s.span, (("guard", guard),))
-
-    def number(self, s: Let) -> None:
-        args = [self.index.get(a) for a in s.args]
-        if s.op == "index":
-            self.index[s.out] = s.attr("expr")
-        elif s.op == "const":
-            self.index[s.out] = ix.const(int(s.attr("value")))
-        elif s.op in ("add", "sub") and args[0] is not None and args[1] is not None:
-            self.index[s.out] = args[0] + args[1] if s.op == "add" else args[0] - args[1]
-
-    def of(self, s: Let) -> tuple[Expr, ...] | None:
-        """The expressions that are all >= 0 where a condition holds."""
-        if s.op == "holds":
-            return s.attr("guard")  # type: ignore[no-any-return]
-        if s.op in _COMPARISONS:
-            a, b = (self.index.get(k) for k in s.args)
-            return (_COMPARISONS[s.op](a, b),) if a is not None and b is not None and (a - b).axes() else None
-        guards = [self.guard.get(k) for k in s.args]
-        if s.op in ("bit_and", "mul") and guards[0] is not None and guards[1] is not None:
-            return tuple(dict.fromkeys(guards[0] + guards[1]))
-        if s.op == "bit_not" and guards[0] is not None and len(guards[0]) == 1:
-            return (-guards[0][0] - 1,)
-        return None
-
-
-def with_guards(program: TileProgram) -> TileProgram:
-    """The program with conditions that compare indices written as guards."""
-    return replace(program, body=_Guards().visit(program.body))
+from plait.tile.program import Check, Dot, Let, Reduce, Scan, Store, Sweep, TileProgram, walk
 
 
 @dataclass(frozen=True)

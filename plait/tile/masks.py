@@ -2,39 +2,52 @@
 
     i = index(p1); j = index(r0); far = gt(j, i); where(far, -inf, x)    ->    where(holds(p1 - r0 >= 0), x, -inf)
 
-A choice between a constant and a value has the constant where its condition fails. Loop bounds and the split into full and partial tiles are read off such conditions.
+A choice between a constant and a value has the constant where its condition fails. Loop bounds and the split into full and
+partial tiles are read off such conditions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.flat import Flat
-from plait.tile.program import Let, Stmt
+from plait.tile.program import Dim, Let, Stmt, Sweep, TileProgram
 
 Guard = tuple[Expr, ...]
 
 
 def conditions(flat: Flat) -> Flat:
     """The same statements with comparisons of positions, and what is made of them, as conditions."""
-    facts = ix.Facts(axes=tuple(d.extent for d in flat.dims), symbols=flat.symbols)
-    count = 1 + max((getattr(s, "out", -1) for s in flat.stmts), default=-1)
-    known = _Known(facts, count)
-    out: list[Stmt] = []
-    for s in flat.stmts:
-        out += known.rewritten(s) if isinstance(s, Let) else [s]
-    return replace(flat, stmts=tuple(out))
+    known = _Known(flat.dims, flat.symbols, flat.stmts)
+    return replace(flat, stmts=known.body(flat.stmts))
+
+
+def with_conditions(program: TileProgram) -> TileProgram:
+    """Likewise of a whole program."""
+    return replace(program, body=_Known(program.dims, {}, program.walk()).body(program.body))
 
 
 class _Known:
-    def __init__(self, facts: ix.Facts, count: int) -> None:
-        self.facts, self.count = facts, count
+    def __init__(self, dims: Sequence[Dim], symbols: dict[str, tuple[int, int | None]], stmts: Iterable[Stmt]) -> None:
+        self.facts = ix.Facts(axes=tuple(d.extent for d in dims), symbols=symbols)
+        self.count = 1 + max((getattr(s, "out", -1) for s in stmts), default=-1)
         self.positions: dict[int, Expr] = {}
         self.guards: dict[int, Guard] = {}
         self.constants: dict[int, object] = {}
+
+    def body(self, stmts: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        """Statements rewritten, sweeps' bodies included."""
+        out: list[Stmt] = []
+        for s in stmts:
+            if isinstance(s, Sweep):
+                out.append(replace(s, body=self.body(s.body)))
+            else:
+                out += self.rewritten(s) if isinstance(s, Let) else [s]
+        return tuple(out)
 
     def rewritten(self, s: Let) -> list[Stmt]:
         """The statement, or what it is in terms of conditions; what it is gets noted either way."""
@@ -93,7 +106,7 @@ class _Known:
         if s.op == "bit_not":
             inner = self.guards.get(s.args[0])
             return (-inner[0] - 1,) if inner is not None and len(inner) == 1 else None
-        if s.op == "bit_and" and all(a in self.guards for a in s.args):
+        if s.op in ("bit_and", "mul") and all(a in self.guards for a in s.args):
             return self.guards[s.args[0]] + self.guards[s.args[1]]
         return self._chosen(s) if s.op == "where" else None
 
