@@ -1,7 +1,7 @@
 """Reductions and scans in Triton text: inside a block, and carried through loops.
 
 In a loop a reduction keeps a whole block of partial results, combined point by point, and reduces across lanes once, after
-the loop. A scan in a loop carries the running total of the points before the block.
+the loop; a block that would fill the registers is reduced in every step. A scan in a loop carries the running total of the points before the block.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from plait.tile.program import Reduce, Scan
 _HELPER = {"prod": "_mul", "max": "_max", "min": "_min", "any": "_or", "all": "_and", "sum": "_add"}
 _SCAN = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "logcumsumexp": "logaddexp"}
 _INDEX_LAST = 2**63 - 1
+_MOST_PARTIALS = 32  # partial results that a thread keeps of one reduction: an eighth of its registers
 EXPSUMS = ("expsum", "expsum_low")
 """Sums of exp(x - max x) with their maxima (triton_online). Where the maximum is -inf the first is NaN, the second 0."""
 
@@ -171,6 +172,11 @@ class Reducer:
         self.ix.locals[s.out] = Local(index, left, DType.i64)
         return out
 
+    def _every_step(self, s: Reduce) -> bool:
+        """Whether the lanes are combined in every step, because a block of partial results would take too many registers."""
+        points = math.prod(self.ix.dims[i].tile for i in self._full_axes(s))
+        return s.monoid not in ("argmax", "argmin", *EXPSUMS) and points > _MOST_PARTIALS * self.threads
+
     def begin(self, s: Reduce, arg_type: DType) -> list[str]:
         """Lines before the loop."""
         shape = self._carried_shape(s)
@@ -190,6 +196,8 @@ class Reducer:
 
     def _carried_shape(self, s: Reduce, tail: str = "") -> str:
         axes = self._full_axes(s)
+        if self._every_step(s):
+            return self.ix.shape(tuple(a for a in axes if a not in s.dims))
         sizes = [self.ix.dims[i].tile for i in axes]
         if axes:
             sizes[-1] //= self._lanes(s, axes)
@@ -202,6 +210,8 @@ class Reducer:
         if s.monoid in ("argmax", "argmin"):
             pair = f"{acc}, at{s.out}"
             return [f"{pair} = _{s.monoid}({pair}, {text}, {self._index(s, axes)})"]
+        if self._every_step(s):
+            return [f"{acc} = {combine(s.monoid, acc, self.across_lanes(s)[0])}"]
         if lanes > 1:
             text = f"tl.reshape({text}, {self._carried_shape(s, str(lanes))})"
         if s.monoid in EXPSUMS:
@@ -252,6 +262,9 @@ class Reducer:
                 out.append(f"v{s.out} = at{s.out}")
             elif s.monoid in EXPSUMS:
                 out += self._end_online(s)
+            elif self._every_step(s):
+                self.ix.locals[s.out] = Local(f"v{s.out}", tuple(a for a in axes if a not in s.dims), s.dtype)
+                out.append(f"v{s.out} = acc{s.out}")
             else:
                 groups.setdefault((axes, self.ix.ordered(s.dims)), []).append(s)
         for (axes, _), group in groups.items():

@@ -77,6 +77,20 @@ def _why_not_again(ctx: Context, al: Alignment, grid: set[int]) -> Reason | None
     return None
 
 
+def why_not_crossed(ctx: Context, al: Alignment) -> Reason | None:
+    """Two products that do not feed each other may not each sum the axis along which the other's results lie: no one nest of
+    loops forms both, so that a block would run through everything twice and own neither axis."""
+    inside = frozenset(al.nodes)
+    products = [n for n in al.nodes if n.kind == "contract"]
+    summed = {n: set(al.reduced(n)) for n in products}
+    for i, a in enumerate(products):
+        for b in products[:i]:
+            crossed = summed[a] & (set(al.span(b)) - summed[b]) and summed[b] & (set(al.span(a)) - summed[a])
+            if crossed and a not in _closure(ctx, b, inside) and b not in _closure(ctx, a, inside):
+                return Reason(Why.MISALIGNED, "two products each sum the axis along which the other's results lie")
+    return None
+
+
 def why_not_fit(ctx: Context, al: Alignment) -> Reason | None:
     """Some schedule must fit: asked only where it is in doubt (several row shapes, a scan along an axis that others cut in
     two, or re-evaluated edges)."""
@@ -101,7 +115,14 @@ def why_not_partial(ctx: Context, al: Alignment) -> Reason | None:
     return None
 
 
-LAWS: tuple[Law, ...] = (why_not_partial, why_not_arguments, why_not_loose, why_not_blowup, why_not_fit)
+LAWS: tuple[Law, ...] = (
+    why_not_partial,
+    why_not_arguments,
+    why_not_loose,
+    why_not_blowup,
+    why_not_crossed,
+    why_not_fit,
+)
 
 
 def why_not(ctx: Context, al: Alignment) -> Reason | None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from plait.errors import LowerFailed
 from plait.ir.index import Expr
+from plait.ir.ops import OPS
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
-from plait.tile.program import Dot
+from plait.tile.program import Dot, Let
 from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
@@ -104,11 +105,19 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     tiles = tuple((flat.dims[d].name, tile[d]) for d in sorted(tile))
     if spec.kind == "cpu":
         return Schedule(form="swept", tile=tiles, vector=name)
-    area = math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *(found.stream or found.columns)[-1:]))
-    warps = 8 if area >= 128 * 128 else 4
-    if found.stream:
-        warps = 8 if max((sizes.get(d, 1) for d in found.rows), default=1) >= 128 else 4
+    warps = _warps(flat, found, sizes)
     return Schedule(form="swept", tile=tiles, warps=warps, stages=2 if found.stream else 3, vector=name)
+
+
+def _warps(flat: Flat, found: Roles, sizes: dict[int, int]) -> int:
+    """Warps that hold a block's tiles of 32-bit values in registers: each has 64 KB less what addresses take. A drawn number
+    is made of four words that live together."""
+    side = max((sizes.get(d, 1) for d in (*found.rows, *found.columns)), default=1)
+    draws = any(isinstance(s, Let) and s.op in OPS and OPS[s.op].kind == "random" for s in flat.stmts)
+    if found.stream:
+        return 8 if side >= 128 or draws else 4
+    area = math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *found.columns[-1:]))
+    return 8 if area >= (128 * 64 if draws else 128 * 128) else 4
 
 
 def _operand_bytes(flat: Flat) -> int:
@@ -117,11 +126,8 @@ def _operand_bytes(flat: Flat) -> int:
 
 def _rows(flat: Flat, found: Roles, hint: Hint) -> int:
     """Rows of the result that share each column of the other factor: few of them make the product a stream of that factor."""
-    return (
-        min((hint(flat.dims[d].extent) for dims in (found.rows, found.columns) for d in dims[-1:]), default=1)
-        if (found.rows and found.columns)
-        else 1
-    )
+    sides = [dims for dims in (found.rows, found.columns, found.stream) if dims]
+    return min((hint(flat.dims[d].extent) for dims in sides for d in dims[-1:]), default=1) if len(sides) > 1 else 1
 
 
 def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
