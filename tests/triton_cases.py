@@ -403,8 +403,9 @@ def run(name: str) -> str:
     c = CASES[name]()
     makes = (c.make, *c.more)
     try:
-        source = emit_triton([m.program(name) for m in makes], "kernel")
-        fault = run_interpreted(source, [m.tensors for m in makes], c.sizes)
+        parts = [m.program(name) for m in makes]
+        source = emit_triton(parts, "kernel")
+        fault = run_interpreted(source, parts, [m.tensors for m in makes], c.sizes)
     except Exception:
         return traceback.format_exc()[-1500:]
     if fault != c.fault:

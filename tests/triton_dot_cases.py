@@ -452,7 +452,7 @@ def wrong(name: str) -> str:
         buffers = [t.clone().flatten() for t in c.make.tensors]
         run_tile(program, buffers, c.sizes, complete=True)
         source = emit_triton(program, "kernel")
-        run_interpreted(source, [c.make.tensors], c.sizes)
+        run_interpreted(source, [program], [c.make.tensors], c.sizes)
     except Exception:
         return traceback.format_exc()[-3000:]
     for i, reference in zip(outs, c.reference, strict=True):

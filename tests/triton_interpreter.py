@@ -18,6 +18,7 @@ from triton_module import load_module
 
 from plait.emit.triton import TritonSource
 from plait.ir.index import Atom
+from plait.tile.program import TileProgram
 
 _RENAMED = {"rint": "round", "hypot": "hypot", "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
 
@@ -98,14 +99,21 @@ for _name in [n for n in dir(libdevice) if not n.startswith("_")]:
     setattr(libdevice, _name, _by_torch(_name))
 
 
-def run_interpreted(source: TritonSource, tensors: Sequence[Sequence[torch.Tensor]], sizes: dict[str, int]) -> int:
-    """Run; `tensors` are each part's buffers in order, outputs are written in place. Returns the failing code, or 0."""
+def run_interpreted(
+    source: TritonSource,
+    parts: Sequence[TileProgram],
+    tensors: Sequence[Sequence[torch.Tensor]],
+    sizes: dict[str, int],
+) -> int:
+    """Run the kernel of `parts`; `tensors` are each part's buffers in order, outputs are written in place. Returns the failing code, or 0."""
     module = load_module(source)
     fault = torch.zeros(1, dtype=torch.int32)
     args: list[Any] = []
     for a in source.args:
         if a.kind == "buffer":
             args.append(tensors[a.part][a.index])
+        elif a.kind == "draw":
+            args.append(parts[a.part].draws[a.index])
         else:
             args.append(sizes[a.name] if a.kind == "symbol" else fault)
     n = source.programs.evaluate({Atom.make("sym", k): v for k, v in sizes.items()})

@@ -8,7 +8,7 @@ import torch
 from tile_make import F32, F64, I32, I64, TORCH, Case, Make, case, randn
 
 from plait.ir.dtype import DType
-from plait.ir.index import axis, const
+from plait.ir.index import Expr, axis, const
 from plait.tile.program import Let
 
 R, P0, P1 = axis(1), axis(0), axis(1)
@@ -89,7 +89,9 @@ def random_numbers() -> Case:
     a, b = (torch.tensor([w[k] for w in words]) for k in (0, 1))
     u, v = (a >> 8).double() * 2.0**-24, (b >> 8).double() * 2.0**-24
     normal = torch.sqrt(-2 * torch.log(1 - u)) * torch.cos(2 * torch.pi * v)
-    expected = [u.float(), normal.float(), (a >> 1).int()]
+    one = torch.tensor([words[i // 4][i % 4] for i in range(n)])
+    unit = (one >> 8).double() * 2.0**-24
+    expected = [unit.float(), normal.float(), (one >> 1).int()]
     for op, d in (("rand", F32), ("randn", F32), ("randbits", I32), ("rand", F64), ("randbits", I64)):
         k = m._new({0}, d)
         m.body.append(Let(k, op, (s, o), d, (0,), (("draw", draw), ("dtype", d), ("linear", P0))))
@@ -97,6 +99,39 @@ def random_numbers() -> Case:
     wide = [((w[0] << 32 | w[1]) >> 11) * 2.0**-53 for w in words]
     expected += [torch.tensor(wide, dtype=torch.float64), torch.tensor([(w[1] << 32 | w[0]) >> 1 for w in words])]
     return Case(m, expected)
+
+
+def _drawn(linear: torch.Tensor, at: Expr, dims: str, extents: list[int], schedule: str) -> Case:
+    """rand and randbits at an index, each one word of the block that serves four neighbours."""
+    seed, offset, draw = 99, 5, 7
+    m = Make(dims, extents, schedule)
+    s, o = m.load(torch.tensor([seed]), const(0)), m.load(torch.tensor([offset]), const(0))
+    words = [philox4x32([i // 4, 0, offset, draw], (seed, 0))[i % 4] for i in linear.flatten().tolist()]
+    one = torch.tensor(words).reshape(linear.shape)
+    span = tuple(range(len(extents)))
+    for op, d in (("rand", F32), ("randbits", I32)):
+        k = m._new(set(span), d)
+        m.body.append(Let(k, op, (s, o), d, span, (("draw", draw), ("dtype", d), ("linear", at))))
+        place = P0 if len(extents) == 1 else P0 * extents[1] + P1
+        m.store(torch.zeros(extents, dtype={v: t for t, v in TORCH.items()}[d]), place, k)
+    return Case(m, [((one >> 8).double() * 2.0**-24).float(), (one >> 1).int()])
+
+
+@case
+def random_numbers_in_rows() -> Case:
+    rows, columns = torch.arange(3)[:, None], torch.arange(24)
+    return _drawn(rows * 24 + columns, P0 * 24 + P1, "p0 p1", [3, 24], "form=flat tile=p0:2,p1:16 vector=p1")
+
+
+@case
+def random_numbers_across_rows() -> Case:
+    rows, columns = torch.arange(3)[:, None], torch.arange(10)
+    return _drawn(rows * 10 + columns, P0 * 10 + P1, "p0 p1", [3, 10], "form=flat tile=p0:2,p1:16 vector=p1")
+
+
+@case
+def random_numbers_every_third() -> Case:
+    return _drawn(torch.arange(20) * 3 + 1, P0 * 3 + 1, "p0", [20], "form=flat tile=p0:8 vector=p0")
 
 
 @case

@@ -54,7 +54,7 @@ class Resources:
 def compile_sm90(source: TritonSource) -> Resources:
     """Compile; raises what Triton raises."""
     fn = getattr(load_module(source), source.name)
-    signature = {a.name: "i32" if a.kind == "symbol" else _POINTERS[a.dtype] for a in source.args}
+    signature = {a.name: "i32" if a.kind in ("symbol", "draw") else _POINTERS[a.dtype] for a in source.args}
     attrs = {(i,): [["tt.divisibility", 16]] for i, _ in enumerate(source.args)}
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **dict(source.options)}
     kernel = triton.compile(

@@ -1,7 +1,7 @@
 """Emits one C++ translation unit for the kernels of a graph.
 
 A kernel is `extern "C" int NAME(void* const* bufs, const int64_t* syms, int threads)`: `bufs` are the data pointers of all
-buffers but scratch, of all parts in order; `syms` the symbols of all parts in order. It returns 0, or 1000*part + code of
+buffers but scratch, of all parts in order; `syms` the numbers of all parts in order. It returns 0, or 1000*part + code of
 a failed Check (999: an integer division by zero). Parts run side by side in one parallel region.
 """
 
@@ -108,7 +108,7 @@ def _emit_entry(out: Writer, kernel: CppKernel) -> None:
             places.append((buf, sym))
             work.append(f"{name}_work{number}(syms + {sym})")
             buf += sum(b.role != "scratch" for b in part.buffers)
-            sym += len(part.symbols)
+            sym += len(part.numbers)
         out.line(f"const int64_t work = {' + '.join(work) or '0'};")
         with out.block("plait::team(work, threads, [&](plait::Worker worker) {", "});"):
             for number, (b, s) in enumerate(places):

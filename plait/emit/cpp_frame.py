@@ -36,6 +36,8 @@ def part_frame(out: Writer, name: str, number: int, scope: Scope, scratch_lanes:
 def _symbols(out: Writer, scope: Scope) -> None:
     for i, s in enumerate(scope.program.symbols):
         out.line(f"[[maybe_unused]] const int64_t {scope.symbols[s]} = syms[{i}];")
+    for i, name in enumerate(scope.draws.values(), len(scope.program.symbols)):
+        out.line(f"[[maybe_unused]] const uint32_t {name} = static_cast<uint32_t>(syms[{i}]);")
 
 
 def _arguments(out: Writer, scope: Scope, scratch_lanes: int) -> None:

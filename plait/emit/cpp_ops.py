@@ -138,7 +138,8 @@ _CALLS = frozenset(
 
 
 def let_expression(let: Let, args: Sequence[str], arg_types: Sequence[DType], linear: str = "") -> str:
-    """The value of a Let; `args` are the operands' C++ names and `linear` the rendered index of index and random operators."""
+    """The value of a Let; `args` are the operands' C++ names and `linear` the rendered index of index
+    operators, and of random ones the index and the draw."""
     op, ctype = let.op, CTYPE[let.dtype]
     if op == "const":
         return literal(let.attr("value"), let.dtype)
@@ -155,7 +156,7 @@ def let_expression(let: Let, args: Sequence[str], arg_types: Sequence[DType], li
     if op == "where":
         return f"{args[0]} ? {args[1]} : {args[2]}"
     if op in ("rand", "randn", "randbits"):
-        return f"plait::{op}<{ctype}>({args[0]}, {args[1]}, {linear}, {let.attr('draw')}u)"
+        return f"plait::{op}<{ctype}>({args[0]}, {args[1]}, {linear})"
     return _arithmetic(let, args, arg_types)
 
 

@@ -86,6 +86,7 @@ class Scope:
         self.dims = [self._unique(d.name, taken) for d in program.dims]
         taken |= {f"{d}{suffix}" for d in self.dims for suffix in ("_n", "_tile", "_tiles", "_lo", "_hi", "_at", "_to")}
         self.symbols = {s: self._unique(s, taken) for s in program.symbols}
+        self.draws = {d: self._unique(f"draw{k}", taken) for k, d in enumerate(program.draws)}
         self.buffers = [self._unique(b.name, taken) for b in program.buffers]
         self.locals: dict[int, str] = {}
         self.types: dict[int, DType] = {}

@@ -1,16 +1,24 @@
-// Counter-based random numbers: Philox-4x32-10. One draw at one linear index is one block of four words:
-//   counter = (low 32 bits of index, high 32 bits of index, low 32 bits of offset, draw), key = (low, high 32 bits of seed)
-//   rand:  f32 = (w0 >> 8) * 2^-24; f64 = ((w0 << 32 | w1) >> 11) * 2^-53
+// Counter-based random numbers: Philox-4x32-10. A block of a draw has four words:
+//   counter = (low 32 bits of block, high 32 bits of block, low 32 bits of offset, draw), key = (low, high 32 bits of seed)
+// What takes one word shares a block with its neighbours, w = word (index mod 4) of block (index div 4):
+//   rand f32 = (w >> 8) * 2^-24; randbits i32 = w >> 1
+// All else has a block of its own, number index:
+//   rand f64 = ((w0 << 32 | w1) >> 11) * 2^-53; randbits i64 = (w1 << 32 | w0) >> 1
 //   randn: sqrt(-2 log(1 - u0)) * cos(2 pi u1), u0 and u1 the f32 numbers of w0 and w1
-//   randbits: i64 = (w1 << 32 | w0) >> 1, i32 = w0 >> 1
 #pragma once
 
 namespace plait {
 
 constexpr uint32_t PHILOX_M0 = 0xD2511F53u, PHILOX_M1 = 0xCD9E8D57u, PHILOX_W0 = 0x9E3779B9u, PHILOX_W1 = 0xBB67AE85u;
 
-// The first two words, w1 << 32 | w0.
-PLAIT_INLINE inline uint64_t philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+struct Words {
+    uint32_t w0, w1, w2, w3;
+
+    PLAIT_INLINE uint64_t low() const { return uint64_t(w1) << 32 | w0; }
+    PLAIT_INLINE uint32_t at(uint32_t n) const { return n & 2 ? (n & 1 ? w3 : w2) : (n & 1 ? w1 : w0); }
+};
+
+PLAIT_INLINE inline Words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
     for (int round = 0; round < 10; ++round) {
         const uint64_t p0 = uint64_t(c0) * PHILOX_M0, p1 = uint64_t(c2) * PHILOX_M1;
         c0 = uint32_t(p1 >> 32) ^ c1 ^ k0;
@@ -20,7 +28,7 @@ PLAIT_INLINE inline uint64_t philox(uint32_t c0, uint32_t c1, uint32_t c2, uint3
         k0 += PHILOX_W0;
         k1 += PHILOX_W1;
     }
-    return uint64_t(c1) << 32 | c0;
+    return {c0, c1, c2, c3};
 }
 
 PLAIT_INLINE inline float unit_f32(uint32_t w) { return float(int32_t(w >> 8)) * 0x1p-24f; }
@@ -50,7 +58,7 @@ PLAIT_INLINE inline T normal(uint32_t w0, uint32_t w1) {
 #define PLAIT_COUNTER uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1
 
 #pragma omp declare simd notinbranch simdlen(8) uniform(c2, c3, k0, k1)
-extern "C" uint32_t plait_philox32(PLAIT_COUNTER) noexcept __attribute__((const));
+extern "C" uint32_t plait_philox32(PLAIT_COUNTER, uint32_t which) noexcept __attribute__((const));
 #pragma omp declare simd notinbranch simdlen(4) uniform(c2, c3, k0, k1)
 extern "C" uint64_t plait_philox64(PLAIT_COUNTER) noexcept __attribute__((const));
 #pragma omp declare simd notinbranch simdlen(8) uniform(c2, c3, k0, k1)
@@ -99,21 +107,28 @@ struct Philox8 {
     static PLAIT_INLINE Words8 woven(Wide4 even, Wide4 odd) { return (Words8)((even & 0xffffffffu) | (odd << 32)); }
     PLAIT_INLINE Words8 word0() const { return woven(even.c0, odd.c0); }
     PLAIT_INLINE Words8 word1() const { return woven(even.c1, odd.c1); }
+    PLAIT_INLINE Words8 word(Words8 which) const {
+        const Words8 odd_ones = Words8{} - (which & 1), upper = Words8{} - (which >> 1 & 1);
+        const Words8 low = (word1() & odd_ones) | (word0() & ~odd_ones);
+        const Words8 high = (woven(even.c3, odd.c3) & odd_ones) | (woven(even.c2, odd.c2) & ~odd_ones);
+        return (high & upper) | (low & ~upper);
+    }
 };
 
 #define PLAIT_USED __attribute__((used)) static
-PLAIT_USED uint32_t philox32_one(PLAIT_COUNTER) asm("plait_philox32");
+PLAIT_USED uint32_t philox32_one(PLAIT_COUNTER, uint32_t which) asm("plait_philox32");
 PLAIT_USED uint64_t philox64_one(PLAIT_COUNTER) asm("plait_philox64");
 PLAIT_USED float normal32_one(PLAIT_COUNTER) asm("plait_normal32");
 
-uint32_t philox32_one(PLAIT_COUNTER) { return uint32_t(philox(c0, c1, c2, c3, k0, k1)); }
-uint64_t philox64_one(PLAIT_COUNTER) { return philox(c0, c1, c2, c3, k0, k1); }
+uint32_t philox32_one(PLAIT_COUNTER, uint32_t which) { return philox(c0, c1, c2, c3, k0, k1).at(which); }
+uint64_t philox64_one(PLAIT_COUNTER) { return philox(c0, c1, c2, c3, k0, k1).low(); }
 float normal32_one(PLAIT_COUNTER) {
-    const uint64_t w = philox(c0, c1, c2, c3, k0, k1);
-    return normal<float>(uint32_t(w), uint32_t(w >> 32));
+    const Words w = philox(c0, c1, c2, c3, k0, k1);
+    return normal<float>(w.w0, w.w1);
 }
-PLAIT_INLINE inline Words8 philox32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    return Philox8(c0, c1, c2, c3, k0, k1).word0();
+PLAIT_INLINE inline Words8 philox32_eight(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
+                                          Words8 which) {
+    return Philox8(c0, c1, c2, c3, k0, k1).word(which);
 }
 PLAIT_INLINE inline Wide4 philox64_four(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
     Philox4 p{__builtin_convertvector(c0, Wide4), __builtin_convertvector(c1, Wide4), Wide4{} + uint64_t(c2),
@@ -143,14 +158,14 @@ PLAIT_INLINE inline Floats8 normal32_eight(Words8 c0, Words8 c1, uint32_t c2, ui
 // With AVX-512 GCC calls the versions of that instruction set ("e"), and no others; eight 32-bit lanes fill 256 bits under
 // either name, so that they are passed alike.
 #define PLAIT_VERSION(ISA)                                                                                          \
-    PLAIT_USED Words8 philox32_##ISA(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm(                   \
-        "_ZGV" #ISA "N8vvuuuu_plait_philox32");                                                                     \
+    PLAIT_USED Words8 philox32_##ISA(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t, Words8) asm(           \
+        "_ZGV" #ISA "N8vvuuuuv_plait_philox32");                                                                    \
     PLAIT_USED Wide4 philox64_##ISA(Words4, Words4, uint32_t, uint32_t, uint32_t, uint32_t) asm(                    \
         "_ZGV" #ISA "N4vvuuuu_plait_philox64");                                                                     \
     PLAIT_USED Floats8 normal32_##ISA(Words8, Words8, uint32_t, uint32_t, uint32_t, uint32_t) asm(                  \
         "_ZGV" #ISA "N8vvuuuu_plait_normal32");                                                                     \
-    Words8 philox32_##ISA(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {               \
-        return philox32_eight(c0, c1, c2, c3, k0, k1);                                                              \
+    Words8 philox32_##ISA(Words8 c0, Words8 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, Words8 which) { \
+        return philox32_eight(c0, c1, c2, c3, k0, k1, which);                                                       \
     }                                                                                                               \
     Wide4 philox64_##ISA(Words4 c0, Words4 c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {                \
         return philox64_four(c0, c1, c2, c3, k0, k1);                                                               \
@@ -169,15 +184,16 @@ PLAIT_VERSION(d)
 
 }  // namespace plait
 #else
-static inline uint32_t plait_philox32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    return uint32_t(plait::philox(c0, c1, c2, c3, k0, k1));
+static inline uint32_t plait_philox32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
+                                      uint32_t which) {
+    return plait::philox(c0, c1, c2, c3, k0, k1).at(which);
 }
 static inline uint64_t plait_philox64(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    return plait::philox(c0, c1, c2, c3, k0, k1);
+    return plait::philox(c0, c1, c2, c3, k0, k1).low();
 }
 static inline float plait_normal32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-    const uint64_t w = plait::philox(c0, c1, c2, c3, k0, k1);
-    return plait::normal<float>(uint32_t(w), uint32_t(w >> 32));
+    const plait::Words w = plait::philox(c0, c1, c2, c3, k0, k1);
+    return plait::normal<float>(w.w0, w.w1);
 }
 #endif
 
@@ -189,19 +205,18 @@ struct Counter {
     PLAIT_INLINE Counter(int64_t seed, int64_t offset, int64_t index, uint32_t draw)
         : c0(uint32_t(uint64_t(index))), c1(uint32_t(uint64_t(index) >> 32)), c2(uint32_t(uint64_t(offset))), c3(draw),
           k0(uint32_t(uint64_t(seed))), k1(uint32_t(uint64_t(seed) >> 32)) {}
-    PLAIT_INLINE uint32_t word() const { return plait_philox32(c0, c1, c2, c3, k0, k1); }
+    PLAIT_INLINE uint32_t word(uint32_t which) const { return plait_philox32(c0, c1, c2, c3, k0, k1, which); }
     PLAIT_INLINE float normal() const { return plait_normal32(c0, c1, c2, c3, k0, k1); }
     PLAIT_INLINE uint64_t words() const { return plait_philox64(c0, c1, c2, c3, k0, k1); }
 };
 
 template <class T>
 PLAIT_INLINE inline T rand(int64_t seed, int64_t offset, int64_t index, uint32_t draw) {
-    const Counter counter(seed, offset, index, draw);
     if constexpr (sizeof(T) == 8) {
-        const uint64_t w = counter.words();
+        const uint64_t w = Counter(seed, offset, index, draw).words();
         return T(wide_from_i64(int64_t((w << 32 | w >> 32) >> 11))) * T(0x1p-53);
     } else {
-        return unit_f32(counter.word());
+        return unit_f32(Counter(seed, offset, index >> 2, draw).word(uint32_t(index) & 3));
     }
 }
 
@@ -218,11 +233,10 @@ PLAIT_INLINE inline T randn(int64_t seed, int64_t offset, int64_t index, uint32_
 
 template <class T>
 PLAIT_INLINE inline T randbits(int64_t seed, int64_t offset, int64_t index, uint32_t draw) {
-    const Counter counter(seed, offset, index, draw);
     if constexpr (sizeof(T) == 8)
-        return T(counter.words() >> 1);
+        return T(Counter(seed, offset, index, draw).words() >> 1);
     else
-        return T(counter.word() >> 1);
+        return T(Counter(seed, offset, index >> 2, draw).word(uint32_t(index) & 3) >> 1);
 }
 
 }  // namespace plait

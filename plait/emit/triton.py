@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.emit.triton_body import Emitter, TritonArg
+from plait.emit.triton_body import Emitter, TritonArg, decorator
 from plait.emit.triton_helpers import closure
 from plait.emit.triton_index import size_name
 from plait.errors import LowerFailed
@@ -38,6 +38,8 @@ class TritonSource:
     has_fault: bool
     messages: tuple[str, ...] = ()
     options: tuple[tuple[str, bool], ...] = ()
+    numbers: tuple[str, ...] = ()
+    """Parameters that are numbers, in the order of the parts and of each part's `numbers`."""
 
 
 def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_saturates: bool = True) -> TritonSource:
@@ -67,6 +69,7 @@ def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_sat
         num_stages=max(p.schedule.stages for p in programs),
         has_fault=args[-1:] != () and args[-1].kind == "fault",
         messages=tuple(m for p in programs for m in p.messages),
+        numbers=tuple(name for e in emitters for name in (*e.program.symbols, *e.draws.values())),
         options=(("enable_fp_fusion", all(e.accuracy.may_contract for e in emitters)),),
     )
 
@@ -87,7 +90,7 @@ def _side_by_side(emitters: list[Emitter], name: str) -> tuple[str, tuple[Triton
     args: dict[str, TritonArg] = {}
     for e in emitters:
         args |= {a.name: a for a in e.args}
-    ordered = sorted(args.values(), key=lambda a: ("buffer", "symbol", "fault").index(a.kind))
+    ordered = sorted(args.values(), key=lambda a: ("buffer", "symbol", "draw", "fault").index(a.kind))
     lines = ["pid = tl.program_id(0)"]
     symbols = dict.fromkeys(s for e in emitters for s in e.program.symbols)
     lines += [f"{size_name(s)} = tl.cast({s}, tl.int64)" for s in symbols]
@@ -97,6 +100,6 @@ def _side_by_side(emitters: list[Emitter], name: str) -> tuple[str, tuple[Triton
         test = f"{'el' if e.number else ''}if pid < {e.ix.text(end, ())}:"
         call = ", ".join(a.name for a in e.args)
         lines += [test, f"    part{e.number}(pid - ({e.ix.text(start, ())}), {call})"]
-    kernel = f"@triton.jit\ndef {name}({', '.join(a.name for a in ordered)}):\n"
+    kernel = f"{decorator(ordered)}\ndef {name}({', '.join(a.name for a in ordered)}):\n"
     kernel += "".join(f"    {line}\n" for line in lines)
     return "\n\n".join([*functions, kernel]), tuple(ordered), end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy
@@ -22,6 +23,7 @@ from plait.emit.triton_ops import (
     rule_of,
     tl_type,
 )
+from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
 from plait.emit.triton_softmax import definitions, exp_of_difference, scale_late
 from plait.errors import InternalError, LowerFailed
@@ -36,13 +38,19 @@ from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store,
 @dataclass(frozen=True)
 class TritonArg:
     """A kernel parameter. `kind`: buffer (`index` into the buffers of part `part`, a pointer to `dtype`), symbol (of the
-    parameter's name), or fault."""
+    parameter's name), draw (number `index` of the part's draws), or fault."""
 
     name: str
     kind: str
     part: int
     index: int
     dtype: DType
+
+
+def decorator(args: Sequence[TritonArg]) -> str:
+    """The line above a function: one binary serves all draws, whatever their numbers divide by."""
+    draws = [a.name for a in args if a.kind == "draw"]
+    return f"@triton.jit(do_not_specialize={draws})" if draws else "@triton.jit"
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Emitter:
                 raise LowerFailed(f"{program.name}: scratch buffers are not kept on a GPU")
         self.number, self.first_code = number, first_code
         self.prefix = "" if single else f"p{number}_"
+        self.draws = {d: f"draw{number}_{k}" for k, d in enumerate(program.draws)}
         self.dims = plan_dims(program)
         self.ix = Indexer(self.dims, program.schedule.vector)
         self.grid = Grid(self.ix, program.symbols)
@@ -99,7 +108,11 @@ class Emitter:
         self.body(merge_passes(self.program, frozenset(d.index for d in self.dims if d.looped)))
         body = _without_unused("\n".join(self.lines))
         parameters = ", ".join((*first, *(a.name for a in self.args)))
-        text = f"@triton.jit\ndef {name}({parameters}):\n" + "\n".join((*self.grid.prologue(body, block), body)) + "\n"
+        text = (
+            f"{decorator(self.args)}\ndef {name}({parameters}):\n"
+            + "\n".join((*self.grid.prologue(body, block), body))
+            + "\n"
+        )
         return "\n\n".join((*self.reducer.functions.values(), text))
 
     @property
@@ -109,6 +122,7 @@ class Emitter:
             TritonArg(self._pointer(i), "buffer", self.number, i, b.dtype) for i, b in enumerate(self.program.buffers)
         ]
         out += [TritonArg(s, "symbol", self.number, i, DType.i64) for i, s in enumerate(self.program.symbols)]
+        out += [TritonArg(name, "draw", self.number, i, DType.i64) for i, name in enumerate(self.draws.values())]
         if any(isinstance(s, Check) for s in self.program.walk()):
             out.append(TritonArg("fault_ptr", "fault", self.number, 0, DType.i32))
         return tuple(out)
@@ -171,14 +185,15 @@ class Emitter:
         axes = self.ix.ordered(dims)
         args = [self.ix.operand(k, axes) for k in s.args]
         types = [self.types[k] for k in s.args]
+        random = s.op in OPS and OPS[s.op].kind == "random"
         if s.op == "index":
             args = [f"tl.cast({self.ix.text(attrs['expr'], axes)}, {tl_type(s.dtype)})"]
         elif s.op == "holds":
             args = self.ix.guards(attrs["guard"], axes)
             if not args:
                 self.true.add(s.out)
-        elif OPS[s.op].kind == "random":
-            args += [self.ix.text(attrs["linear"], axes), str(attrs["draw"])]
+        elif random:
+            args += [self.ix.text(attrs["linear"], axes), self.draws[attrs["draw"]]]
         fast = self.accuracy.fast_exp(s) if s.op == "exp" else self.accuracy.tolerant(s.out)
         text: str | None = None
         if s.op == "div" and s.dtype is DType.f32:
@@ -188,6 +203,8 @@ class Emitter:
         elif s.op == "exp" and fast and (found := exp_of_difference(s, self.defs, self.ix)) is not None:
             self.put(*found[0])
             text = found[1]
+        elif random:
+            text = by_words(s, args[:2], axes, self.ix, self.draws[attrs["draw"]])
         text = text or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))
         self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)

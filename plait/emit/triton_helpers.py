@@ -142,9 +142,26 @@ def _philox(seed, offset, linear, draw):
         (wide * 0 + draw).to(tl.uint32),
     )
 
+def _words(seed, offset, block, draw):
+    # the four words of each block, side by side
+    a, b, c, d = _philox(seed, offset, block, draw)
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+def _word(seed, offset, linear, draw):
+    # of the block that serves four neighbours
+    wide = tl.cast(linear, tl.int64)
+    a, b, c, d = _philox(seed, offset, wide >> 2, draw)
+    odd = (wide & 1) != 0
+    return tl.where((wide & 2) != 0, tl.where(odd, d, c), tl.where(odd, b, a))
+
+def _unit(word):
+    return (word >> 8).to(tl.float32) * 5.960464477539063e-08
+
+def _rand_words(seed, offset, block, draw):
+    return _unit(_words(seed, offset, block, draw))
+
 def _rand(seed, offset, linear, draw):
-    a, b, c, d = _philox(seed, offset, linear, draw)
-    return (a >> 8).to(tl.float32) * 5.960464477539063e-08
+    return _unit(_word(seed, offset, linear, draw))
 
 def _rand64(seed, offset, linear, draw):
     a, b, c, d = _philox(seed, offset, linear, draw)
@@ -167,9 +184,11 @@ def _randbits64(seed, offset, linear, draw):
     a, b, c, d = _philox(seed, offset, linear, draw)
     return (((b.to(tl.uint64) << 32) | a.to(tl.uint64)) >> 1).to(tl.int64)
 
+def _randbits_words(seed, offset, block, draw):
+    return (_words(seed, offset, block, draw) >> 1).to(tl.int32)
+
 def _randbits(seed, offset, linear, draw):
-    a, b, c, d = _philox(seed, offset, linear, draw)
-    return (a >> 1).to(tl.int32)
+    return (_word(seed, offset, linear, draw) >> 1).to(tl.int32)
 """
 
 

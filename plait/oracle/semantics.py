@@ -256,14 +256,17 @@ def philox(linear: Tensor, seed: int, offset: int, draw: int) -> list[Tensor]:
 
 
 def random_values(op: str, linear: Tensor, seed: int, offset: int, draw: int, dtype: DType) -> Tensor:
-    """rand, randn and randbits of the linear index, in the compute type of `dtype`."""
+    """rand, randn and randbits of the linear index, in the compute type of `dtype`. What takes one word shares a block of
+    four with its neighbours: word `linear % 4` of block `linear // 4`."""
+    if (op, dtype.compute.nbytes) in (("rand", 4), ("randbits", 4)):
+        words = torch.stack(philox(linear >> 2, seed, offset, draw), -1)
+        word = words.gather(-1, (linear & 3)[..., None])[..., 0]
+        return (word >> 1).to(TORCH[dtype]) if op == "randbits" else (word >> 8).to(TORCH[dtype.compute]) * 2.0**-24
     w = philox(linear, seed, offset, draw)
     if op == "randbits":
-        return (((w[1] << 32) | w[0]) >> 1) & (2**63 - 1) if dtype is DType.i64 else (w[0] >> 1).to(TORCH[dtype])
+        return (((w[1] << 32) | w[0]) >> 1) & (2**63 - 1)
     held = TORCH[dtype.compute]
     if op == "rand":
-        if dtype is DType.f64:
-            return (((w[0] << 21) | (w[1] >> 11)).to(held)) * 2.0**-53
-        return (w[0] >> 8).to(held) * 2.0**-24
+        return (((w[0] << 21) | (w[1] >> 11)).to(held)) * 2.0**-53
     u0, u1 = ((x >> 8).to(held) * 2.0**-24 for x in w[:2])
     return torch.sqrt(-2.0 * torch.log(1.0 - u0)) * torch.cos((2.0 * math.pi) * u1)

@@ -81,7 +81,6 @@ def _build(launches: Sequence[Launch], compiled: Any, options: Options) -> list[
 def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -> list[Built]:
     """Triton kernels, each under its schedule and, where it is worth measuring, under neighbouring ones."""
     sources: list[TritonSource] = []
-    symbols: list[tuple[str, ...]] = []
     spans: list[tuple[int, list[str]]] = []  # (first source, schedules) of each launch
     saturates = bool(torch.tensor(1e6).to(torch.float8_e4m3fn).float().isfinite())
     for launch in launches:
@@ -91,9 +90,8 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
             parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
             name = launch.name if n == 0 else f"{launch.name}_v{n}"
             sources.append(emit_triton(parts, name, f8_saturates=saturates))
-            symbols.append(tuple(s for program in parts for s in program.symbols))
     record_levels(compiled, {s.name: s.text for s in sources}, options)
-    built = build_triton(sources, symbols, compiled.graph.device, compiled.graph.hint)
+    built = build_triton(sources, compiled.graph.device, compiled.graph.hint)
     out: list[Built] = []
     for first, names in spans:
         usable = [

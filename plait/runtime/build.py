@@ -217,11 +217,10 @@ def processor_identity() -> str:
 # --------------------------------------------------------------------------------------------------------------- Triton
 def build_triton(
     sources: Sequence[TritonSource],
-    symbols: Sequence[tuple[str, ...]],
     device: str,
     size_hint: Callable[[Expr], int] | None = None,
 ) -> list[Built]:
-    """One entry a kernel. `symbols` names the sizes each is launched with, in order. With `size_hint`, kernels are compiled
+    """One entry a kernel. With `size_hint`, kernels are compiled
     now, for sizes like those; else at their first launch."""
     if importlib.util.find_spec("triton") is None:
         failed = BuildFailed("triton is not installed", hint="pip install triton")
@@ -230,16 +229,14 @@ def build_triton(
     same_as = []
     for place, s in enumerate(sources):
         plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, _without_comments(s.text, "#"))
-        same_as.append(texts.setdefault((plain, s.args, s.programs, s.num_warps, s.num_stages, symbols[place]), place))
+        same_as.append(texts.setdefault((plain, s.args, s.programs, s.num_warps, s.num_stages, s.numbers), place))
     distinct = [p for p in range(len(sources)) if same_as[p] == p]
-    built = _side_by_side(lambda p: _build_triton_one(sources[p], symbols[p], device, size_hint), distinct)
+    built = _side_by_side(lambda p: _build_triton_one(sources[p], device, size_hint), distinct)
     done = dict(zip(distinct, built, strict=True))
     return [done[same_as[p]] for p in range(len(sources))]
 
 
-def _build_triton_one(
-    source: TritonSource, symbols: tuple[str, ...], device: str, size_hint: Callable[[Expr], int] | None
-) -> Built:
+def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Expr], int] | None) -> Built:
     import triton
 
     runtime = triton.knobs.runtime
@@ -249,7 +246,7 @@ def _build_triton_one(
         return bool(getattr(hook, "calls", hook))
 
     try:
-        kernel = TritonKernel(source, _import_text(source), symbols, device, watched)
+        kernel = TritonKernel(source, _import_text(source), device, watched)
         if size_hint is not None:
             kernel.compile(size_hint)
     except Exception as error:  # Triton raises all kinds; the group then runs in eager, with this reason

@@ -118,7 +118,7 @@ class _Linker:
                 strides = self.layouts.strides(n)
                 self.steps.append(AllocStep(self.new_slot(n), n.shape, strides, n.dtype, self.graph.device))
         buffers = tuple(self.slot(n) for part in launch.parts for n in part.tensors)
-        symbols = tuple(ix.sym(s) for part in launch.parts for s in part.program.symbols)
+        symbols = tuple(e for part in launch.parts for e in part.program.numbers)
         messages = tuple(part.program.messages for part in launch.parts)
         self.steps.append(KernelStep(launch.kernel, buffers, symbols, messages, launch.name))
 

@@ -25,13 +25,11 @@ from plait.runtime.sizes import Sizes
 
 
 class TritonKernel:
-    """See kernel.Kernel. `function` is the @triton.jit function of `source`; `symbols` names what `bind` is given, in order;
-    `watched` says whether somebody hooks launches (a profiler), which only Triton's own entry serves."""
+    """See kernel.Kernel. `function` is the @triton.jit function of `source`; `watched` says whether
+    somebody hooks launches (a profiler), which only Triton's own entry serves."""
 
-    def __init__(
-        self, source: TritonSource, function: Any, symbols: tuple[str, ...], device: str, watched: Callable[[], bool]
-    ) -> None:
-        self.source, self.function, self.symbols, self.watched = source, function, symbols, watched
+    def __init__(self, source: TritonSource, function: Any, device: str, watched: Callable[[], bool]) -> None:
+        self.source, self.function, self.watched = source, function, watched
         self.device = torch.device(device)
         self.direct = self.device.type == "cuda" and not triton_is_interpreted()
         self.options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **dict(source.options)}
@@ -52,6 +50,8 @@ class TritonKernel:
         for a in self.source.args:
             if a.kind == "symbol":
                 args.append(size_hint(ix.sym(a.name)))
+            elif a.kind == "draw":
+                args.append(0)
             else:
                 args.append(torch.int32 if a.kind == "fault" else from_dtype(a.dtype))
         with torch.cuda.device(self.device):
@@ -62,10 +62,10 @@ class TritonKernel:
 
     def bind(self, buffers: tuple[int, ...], symbols: Sequence[int], messages: Messages) -> Launch:
         """See kernel.Kernel. `buffers` and `symbols` are those of all parts in order, as the C++ kernels take them."""
-        values = dict(zip(self.symbols, symbols, strict=True))
+        values = dict(zip(self.source.numbers, symbols, strict=True))
         starts = self._starts()
         pointers = [buffers[starts[a.part] + a.index] for a in self.source.args if a.kind == "buffer"]
-        numbers = [values[a.name] for a in self.source.args if a.kind == "symbol"]
+        numbers = [values[a.name] for a in self.source.args if a.kind in ("symbol", "draw")]
         blocks = Sizes(values).one(self.source.programs)
         if blocks == 0:
             return lambda slots: None

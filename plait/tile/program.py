@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.schedule import Schedule
@@ -172,6 +173,18 @@ class TileProgram:
     def walk(self) -> Iterator[Stmt]:
         """Every statement, sweeps before their bodies."""
         yield from walk(self.body)
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        """Numbers of the random draws in it. Kernels take them as arguments: layers that draw alike are one kernel."""
+        return tuple(
+            dict.fromkeys(d for s in self.walk() if isinstance(s, Let) and (d := dict(s.attrs).get("draw")) is not None)
+        )
+
+    @property
+    def numbers(self) -> tuple[Expr, ...]:
+        """What a kernel takes beside its buffers, in order: the symbols and the draws."""
+        return (*map(ix.sym, self.symbols), *map(ix.const, self.draws))
 
 
 def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:

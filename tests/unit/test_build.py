@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import stat
 import subprocess
@@ -15,9 +16,11 @@ import pytest
 import torch
 
 from plait.emit.cpp import CppKernel
+from plait.emit.triton import emit_triton
 from plait.errors import BuildFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
+from plait.oracle.semantics import random_values
 from plait.runtime import build, report
 from plait.runtime.build import CppSources, build_cpp, compile_cpp, cpp_key
 from plait.runtime.cache import Cache
@@ -85,6 +88,37 @@ def test_equal_kernels_are_built_once(tmp_path: pathlib.Path) -> None:
     kernels = [CppKernel(f"k{i}", (program(f"p{i}", "exp", f"layer {i}"),)) for i in range(5)]
     built = build_cpp(CppSources(kernels), Cache(str(tmp_path / "cache")))
     assert len({id(b) for b in built}) == 1
+
+
+def drawing(name: str, draw: int) -> TileProgram:
+    """out[i] = the i-th number of a draw."""
+    buffers = (
+        Buffer("seed", DType.i64, "in", ix.ONE),
+        Buffer("offset", DType.i64, "in", ix.ONE),
+        Buffer("out", DType.f32, "out", ix.const(64)),
+    )
+    attrs = (("draw", draw), ("dtype", DType.f32), ("linear", ix.axis(0)))
+    body = (
+        Load(0, 0, ix.ZERO, DType.i64, ()),
+        Load(1, 1, ix.ZERO, DType.i64, ()),
+        Let(2, "rand", (0, 1), DType.f32, (0,), attrs),
+        Store(2, ix.axis(0), 2, (0,)),
+    )
+    schedule = Schedule(tile=(("p0", 64),), vector="p0", warps=1)
+    return TileProgram(name, (Dim("p0", ix.const(64), "grid"),), buffers, (), body, schedule)
+
+
+def test_layers_that_draw_alike_are_one_kernel(tmp_path: pathlib.Path) -> None:
+    programs = [drawing("first", 3), drawing("second", 11)]
+    built = build_cpp(CppSources([CppKernel(p.name, (p,)) for p in programs]), Cache(tmp_path))
+    assert built[0] is built[1] and not isinstance(built[0], BuildFailed)
+    seed, offset = torch.tensor([5]), torch.tensor([7])
+    for p in programs:
+        out = torch.empty(64)
+        built[0].bind((0, 1, 2), [e.const for e in p.numbers if e.const is not None], ())([seed, offset, out])
+        assert torch.equal(out, random_values("rand", torch.arange(64), 5, 7, p.draws[0], DType.f32))
+    triton = [re.sub("first|second", "k", emit_triton(p, "k").text) for p in programs]
+    assert triton[0] == triton[1]
 
 
 def test_failed_check_raises_index_error(tmp_path: pathlib.Path) -> None:

@@ -446,7 +446,7 @@ def test_random_streams_are_the_documented_ones(library: Library) -> None:
         ("randbits", DType.i32),
     ):
         o = torch.empty(5000, dtype=TORCH[dtype])
-        assert library.run(f"{op}_{dtype.value}", [seed, offset, o]) == 0
+        assert library.run(f"{op}_{dtype.value}", [seed, offset, o], (3,)) == 0
         want = random_values(op, linear, int(seed), int(offset), 3, dtype)
         if op == "randn":
             torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-6)

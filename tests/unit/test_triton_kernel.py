@@ -54,8 +54,7 @@ def exercise(device: str) -> None:
     parts = (scale("a", "mul"), scale("b", "add", "m"))
     sources = [emit_triton(parts, "two_parts"), emit_triton(rows(), "rows"), emit_triton((scale("c", "mul"),), "alone")]
     sources.append(emit_triton((scale("c", "mul"),), "alone_again"))
-    names = [("n", "m"), ("n",), ("n",), ("n",)]
-    built = build_triton(sources, names, device, lambda e: 1000)
+    built = build_triton(sources, device, lambda e: 1000)
     assert not [b for b in built if isinstance(b, BuildFailed)], built
     assert built[2] is built[3], "equal kernels are built once"
     x, out, z = (torch.randn(1001, device=device) for _ in range(3))
@@ -104,7 +103,7 @@ def test_kernels_run_on_the_device() -> None:
 def test_profilers_see_launches() -> None:
     import triton
 
-    kernel = build_triton([emit_triton(scale("a", "mul"), "watched")], [("n",)], "cuda", lambda e: 64)[0]
+    kernel = build_triton([emit_triton(scale("a", "mul"), "watched")], "cuda", lambda e: 64)[0]
     x, y, out = torch.randn(64, device="cuda"), torch.ones(1, device="cuda"), torch.empty(64, device="cuda")
     launch = kernel.bind((0, 1, 2), (64,), ())
     seen: list[str] = []
