@@ -62,6 +62,12 @@ def _exp(text: str) -> str:
     return f"tl.exp2(({text}) * 1.4426950408889634)"
 
 
+def _every_step(s: Reduce, axes: Axes, of: Reducer) -> bool:
+    """Whether the lanes are combined in every step, because a block of partial results would take too many registers."""
+    points = math.prod(of.ix.dims[i].tile for i in axes)
+    return s.monoid not in ("argmax", "argmin", *EXPSUMS) and points > _MOST_PARTIALS * of.threads
+
+
 class Reducer:
     """Writes reductions and scans into `lines`, which the emitter owns."""
 
@@ -172,11 +178,6 @@ class Reducer:
         self.ix.locals[s.out] = Local(index, left, DType.i64)
         return out
 
-    def _every_step(self, s: Reduce) -> bool:
-        """Whether the lanes are combined in every step, because a block of partial results would take too many registers."""
-        points = math.prod(self.ix.dims[i].tile for i in self._full_axes(s))
-        return s.monoid not in ("argmax", "argmin", *EXPSUMS) and points > _MOST_PARTIALS * self.threads
-
     def begin(self, s: Reduce, arg_type: DType) -> list[str]:
         """Lines before the loop."""
         shape = self._carried_shape(s)
@@ -196,7 +197,7 @@ class Reducer:
 
     def _carried_shape(self, s: Reduce, tail: str = "") -> str:
         axes = self._full_axes(s)
-        if self._every_step(s):
+        if _every_step(s, axes, self):
             return self.ix.shape(tuple(a for a in axes if a not in s.dims))
         sizes = [self.ix.dims[i].tile for i in axes]
         if axes:
@@ -210,7 +211,7 @@ class Reducer:
         if s.monoid in ("argmax", "argmin"):
             pair = f"{acc}, at{s.out}"
             return [f"{pair} = _{s.monoid}({pair}, {text}, {self._index(s, axes)})"]
-        if self._every_step(s):
+        if _every_step(s, axes, self):
             return [f"{acc} = {combine(s.monoid, acc, self.across_lanes(s)[0])}"]
         if lanes > 1:
             text = f"tl.reshape({text}, {self._carried_shape(s, str(lanes))})"
@@ -262,7 +263,7 @@ class Reducer:
                 out.append(f"v{s.out} = at{s.out}")
             elif s.monoid in EXPSUMS:
                 out += self._end_online(s)
-            elif self._every_step(s):
+            elif _every_step(s, axes, self):
                 self.ix.locals[s.out] = Local(f"v{s.out}", tuple(a for a in axes if a not in s.dims), s.dtype)
                 out.append(f"v{s.out} = acc{s.out}")
             else:
