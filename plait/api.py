@@ -23,7 +23,7 @@ def backend(
     def one(graph: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         return compile_one(compile_graph, graph, inputs, kind, chosen, user_line(graph.graph))
 
-    return capture(gm, example_inputs, one, decompositions())
+    return capture(gm, example_inputs, one, decompositions(), seeded=chosen.rng == "plait")
 
 
 def reset() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from plait.frontend.context import Context, Tensor, as_read, whole
+from plait.frontend.draws import OFFSET
 from plait.frontend.promote import Operand, Unlowered, category, default_float, known, lift, settle, table, to_type
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -32,6 +33,24 @@ def _draw(ctx: Context, op: str, shape: Shape, dtype: DType) -> Tensor:
     linear = ix.flatten([ix.axis(d) for d in range(len(shape))], shape)
     reads = [as_read(seed), as_read(offset)]
     return whole(ctx.builder.node(op, shape, reads, dtype=dtype, draw=ctx.serial(), linear=linear))
+
+
+@table("plait.seed.default")
+def seed(ctx: Context, device: torch.device) -> Any:
+    """The seed of a training step's dropouts."""
+    _plain(ctx, {"device": device})
+    return ctx.seed()[0]
+
+
+@table("plait.uniform.default")
+def uniform_by_seed(ctx: Context, seed: Tensor, draw: int, size: Sequence[Size]) -> Any:
+    """Uniform numbers of a seed: the same ones in the forward and in the backward."""
+    shape = _extents(size)
+    if any(n.const == 0 for n in shape):
+        raise Unlowered("no elements to draw")
+    linear = ix.flatten([ix.axis(d) for d in range(len(shape))], shape)
+    reads = [as_read(ctx.expand(s, shape)) for s in (seed, ctx.const(OFFSET, DType.i64))]
+    return whole(ctx.builder.node("rand", shape, reads, dtype=DType.f32, draw=draw, linear=linear))
 
 
 def _plain(ctx: Context, options: dict[str, Any]) -> None:

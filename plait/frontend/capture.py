@@ -9,11 +9,14 @@ two kinds of value are barred from being computed a second time in the backward,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+
+from plait.frontend.draws import draw_by_seed
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # (graph module, its example inputs, "inference" | "forward" | "backward") -> a boxed callable
@@ -27,8 +30,10 @@ def capture(
     example_inputs: Sequence[Any],
     compile_one: CompileOne,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    seeded: bool = False,
 ) -> Callable[..., Any]:
-    """Trace `gm` through autograd and functionalisation, and compile each graph with `compile_one`."""
+    """Trace `gm` through autograd and functionalisation, and compile each graph with `compile_one`. `seeded`: dropout draws
+    by plait's seed, and the backward draws again."""
     from torch._dynamo.backends.common import aot_autograd
 
     def of_kind(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Boxed]:
@@ -38,7 +43,7 @@ def capture(
         fw_compiler=of_kind("forward"),
         bw_compiler=of_kind("backward"),
         inference_compiler=of_kind("inference"),
-        partition_fn=partition,
+        partition_fn=functools.partial(partition, seeded=seeded),
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
@@ -47,7 +52,7 @@ def capture(
 
 
 def partition(
-    joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **settings: Any
+    joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, seeded: bool = False, **settings: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's min-cut partitioner, told what may not be recomputed."""
     from torch._functorch import config
@@ -60,6 +65,9 @@ def partition(
         # the partitioner does this first; done before the marks, so that merging equal nodes cannot lose one
         joint.graph = fx_graph_cse(joint.graph)
     forward = _forward_nodes(joint.graph, num_fwd_outputs)
+    if seeded:
+        draw_by_seed(joint.graph, forward)
+        forward = _forward_nodes(joint.graph, num_fwd_outputs)
     _keep_reads_of_overwritten_inputs(joint.graph, forward)
     _keep_operands_of_equality(joint.graph, forward)
     joint.graph.lint()

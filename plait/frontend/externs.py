@@ -44,7 +44,7 @@ _SCATTER_NAMES = """index_put _unsafe_index_put scatter scatter_add scatter_redu
 masked_scatter index_reduce embedding_dense_backward as_strided_scatter put _unsafe_masked_index_put_accumulate"""
 _CONTRACT, _SCATTER = frozenset(_CONTRACT_NAMES.split()), frozenset(_SCATTER_NAMES.split())
 _ATTENTION_PREFIXES = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
-_PURE_NAMESPACES = ("aten", "prims")
+_PURE_NAMESPACES = ("aten", "prims", "plait")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def table(*names: str) -> Callable[[Lowering], Lowering]:
                 ctx.reason = refused.message
                 return NotImplemented
 
-        return lowers(*(f"aten.{n}" if not n.startswith("prims.") else n for n in names))(guarded)
+        return lowers(*(n if n.startswith(("prims.", "plait.")) else f"aten.{n}" for n in names))(guarded)
 
     return register
 

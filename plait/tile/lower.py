@@ -20,8 +20,8 @@ from plait.tile.program import Dot, Stmt, Sweep, TileProgram, exprs_of, walk
 from plait.tile.schedule import Schedule
 from plait.tile.sweep import sweep
 
-# a CPU thread's private row buffers stay well inside its share of the second-level cache
-_ROW_BUFFER_BYTES = 192 << 10
+# room for a CPU thread's private row buffers: beyond the second-level cache reading back still costs less than what is kept
+_ROW_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Backend:
             self.graphs.append((kind, graph))
             return compile_one(self.compile_graph, graph, example, kind, self.options, user_line(graph.graph))
 
-        return capture(gm, inputs, one)
+        return capture(gm, inputs, one, seeded=self.options.rng == "plait")
 
     def graph(self, kind: str) -> torch.fx.GraphModule:
         return next(g for k, g in self.graphs if k == kind)
@@ -65,6 +65,52 @@ def test_forward_backward_and_inference_are_compiled_apart() -> None:
     assert sorted(k for k, _ in backend.graphs) == ["backward", "forward", "inference"]
     assert [r.kind for r in report.all()] == [k for k, _ in backend.graphs]
     assert report.last().status == "compiled"
+
+
+def noisy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(torch.relu(x @ w), 0.3)
+
+
+def noisy_by_hand(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x @ w)
+    return y * (torch.empty_like(y).bernoulli_(0.7) / 0.7)
+
+
+@pytest.mark.parametrize("fn", [noisy, noisy_by_hand])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backward_draws_the_mask_again(fn: Callable[..., torch.Tensor], dynamic: bool) -> None:
+    """Between the passes there is a seed, not a mask; both see the same numbers, and torch.manual_seed decides them."""
+    backend = Backend()
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    x, w = (torch.randn(s, requires_grad=True) for s in ((64, 32), (32, 48)))
+    torch.manual_seed(1)
+    y = compiled(x, w)
+    g = torch.randn_like(y)
+    dx, dw = torch.autograd.grad(y, (x, w), g)
+    kept = y != 0
+    assert 0.65 < float((kept & (x @ w > 0)).sum() / (x @ w > 0).sum()) < 0.75
+    torch.testing.assert_close(y, torch.relu(x @ w) * kept / 0.7)
+    torch.testing.assert_close(dx, (g * kept / 0.7) @ w.T)
+    torch.testing.assert_close(dw, x.T @ (g * kept / 0.7))
+    torch.manual_seed(1)
+    assert torch.equal(compiled(x, w), y) and not torch.equal(compiled(x, w), y)
+    backward = backend.graph("backward")
+    assert "plait.uniform.default" in targets(backend.graph("forward")) and "plait.uniform.default" in targets(backward)
+    saved = [n.meta["val"] for n in backward.graph.nodes if n.op == "placeholder"]
+    seeds = [v for v in saved if isinstance(v, torch.Tensor) and v.ndim == 0 and v.dtype is torch.int64]
+    assert len(seeds) == 1
+    # the product, or what relu leaves of it, and nothing as large beside it and the gradient
+    large = [v for v in saved if isinstance(v, torch.Tensor) and v.ndim == 2 and v.shape[1] == 48 and v.shape[0] != 32]
+    assert len(large) <= 2
+
+
+def test_eagers_numbers_leave_dropout_whole() -> None:
+    backend = Backend(rng="eager")
+    x, w = (torch.randn(s, requires_grad=True) for s in ((64, 32), (32, 48)))
+    torch.manual_seed(1)
+    y = torch.compile(noisy, backend=backend)(x, w)
+    torch.manual_seed(1)
+    assert torch.equal(y, noisy(x, w)) and "plait.uniform.default" not in targets(backend.graph("forward"))
 
 
 @pytest.mark.parametrize("reduce", ["amax", "amin"])
