@@ -78,6 +78,7 @@ class _Lowering:
         self.al, self.env = al, env
         self.members = frozenset(al.nodes)
         self.stored = list(stored)
+        self.shown = _shown(self.stored, self.members | env.inline)
         grid, row = order_dims(al, stored, env.reads)
         self.dim_of = {a: i for i, a in enumerate([*grid, *row])}
         self.dims = tuple(
@@ -179,7 +180,8 @@ class _Lowering:
             v = self.let("cast", (v,), target, dtype=target)
         if not n.dtype.is_storage_only:
             return v
-        elided = n.attr("implicit") and self.env.numerics == "fused" and not exact and n not in self.stored
+        elided = n.attr("implicit") and self.env.numerics == "fused" and not exact
+        elided = elided and n not in self.stored and n not in self.shown
         return v if elided else self.let("round", (v,), target, dtype=n.dtype)
 
     def operand(self, reader: Node, read: Read, index: Shape, guard: Shape, exact: bool) -> int:
@@ -346,6 +348,19 @@ class _Lowering:
             elems = ix.ONE + _dot(tuple(e - 1 for e in n.shape), strides)
             self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems)))
         return found
+
+
+def _shown(stored: Sequence[Node], here: frozenset[Node]) -> frozenset[Node]:
+    """Values that reach a stored one of a wide type point by point: there the user sees whether they were rounded. (A
+    reduction, a product or a narrow result hides it.)"""
+    seen: set[Node] = set()
+    stack = [n for n in stored if not n.dtype.is_storage_only]
+    while stack:
+        n = stack.pop()
+        if n not in seen and n.kind == "map" and n in here:
+            seen.add(n)
+            stack.extend(r.source for r in n.reads)
+    return frozenset(seen)
 
 
 def _unrounded(stmts: Sequence[Stmt], v: int, operand: DType) -> int:

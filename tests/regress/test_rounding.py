@@ -45,6 +45,19 @@ def test_product_is_rounded_before_a_wider_bias(numerics: str) -> None:
 
 
 @pytest.mark.parametrize("numerics", ["fused", "eager"])
+def test_rounding_that_a_wide_result_shows(numerics: str) -> None:
+    """A float32 buffer took in what a bfloat16 product had been before it was rounded: eager's bits were a hundred times
+    nearer than bfloat16 is fine."""
+
+    def fn(x: Tensor, w: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        g = x * w
+        return (x @ w).float(), torch.lerp(m, g.float(), 0.05)
+
+    a, b = torch.randn(32, 32).bfloat16(), torch.randn(32, 32).bfloat16()
+    agree(fn, (a, b, torch.randn(32, 32)), exact=True, numerics=numerics)
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
 def test_comparisons_see_rounded_values(numerics: str) -> None:
     """Ties that exist after bfloat16 rounding vanished, and with them the gradients."""
 
