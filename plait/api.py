@@ -18,12 +18,13 @@ def backend(
     from plait.compiler import compile_graph
     from plait.frontend.capture import capture, user_line
     from plait.frontend.externs import decompositions
+    from plait.frontend.joint import rewrites_for
     from plait.runtime.guarded import compile_one
 
     def one(graph: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         return compile_one(compile_graph, graph, inputs, kind, chosen, user_line(graph.graph))
 
-    return capture(gm, example_inputs, one, decompositions(), seeded=chosen.rng == "plait")
+    return capture(gm, example_inputs, one, decompositions(), rewrites_for(chosen))
 
 
 def reset() -> None:

@@ -373,7 +373,14 @@ def masked_fill(ctx: Context, x: Tensor, mask: Tensor, value: Operand) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ conversions
-@table("_to_copy.default", "prims.convert_element_type.default")
+@table("prims.convert_element_type.default")
+def convert_element_type(ctx: Context, x: Tensor, dtype: torch.dtype) -> Any:
+    """A conversion that a decomposition put in: what the operator does at its end."""
+    d = known(dtype)
+    return settle(ctx, x, d) if x.dtype.is_float and d.is_float and d.nbytes < x.dtype.nbytes else to_type(ctx, x, d)
+
+
+@table("_to_copy.default")
 def to_copy(ctx: Context, x: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     """A conversion the user wrote: it rounds."""
     device = kwargs.get("device")

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.frontend.draws import draw_by_seed
-
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # (graph module, its example inputs, "inference" | "forward" | "backward") -> a boxed callable
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Boxed]
+
+# (joint graph, its forward's nodes): changes the graph
+Rewrite = Callable[[fx.Graph, set[fx.Node]], None]
 
 _EQUALITY = ("aten.eq.Tensor", "aten.ne.Tensor")
 
@@ -30,10 +31,10 @@ def capture(
     example_inputs: Sequence[Any],
     compile_one: CompileOne,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    seeded: bool = False,
+    rewrites: Sequence[Rewrite] = (),
 ) -> Callable[..., Any]:
-    """Trace `gm` through autograd and functionalisation, and compile each graph with `compile_one`. `seeded`: dropout draws
-    by plait's seed, and the backward draws again."""
+    """Trace `gm` through autograd and functionalisation, and compile each graph with `compile_one`. `rewrites` change a joint
+    graph before it is split."""
     from torch._dynamo.backends.common import aot_autograd
 
     def of_kind(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Boxed]:
@@ -43,7 +44,7 @@ def capture(
         fw_compiler=of_kind("forward"),
         bw_compiler=of_kind("backward"),
         inference_compiler=of_kind("inference"),
-        partition_fn=functools.partial(partition, seeded=seeded),
+        partition_fn=functools.partial(partition, rewrites=rewrites),
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
@@ -52,7 +53,7 @@ def capture(
 
 
 def partition(
-    joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, seeded: bool = False, **settings: Any
+    joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, rewrites: Sequence[Rewrite] = (), **settings: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's min-cut partitioner, told what may not be recomputed."""
     from torch._functorch import config
@@ -65,8 +66,8 @@ def partition(
         # the partitioner does this first; done before the marks, so that merging equal nodes cannot lose one
         joint.graph = fx_graph_cse(joint.graph)
     forward = _forward_nodes(joint.graph, num_fwd_outputs)
-    if seeded:
-        draw_by_seed(joint.graph, forward)
+    for rewrite in rewrites:
+        rewrite(joint.graph, forward)
         forward = _forward_nodes(joint.graph, num_fwd_outputs)
     _keep_reads_of_overwritten_inputs(joint.graph, forward)
     _keep_operands_of_equality(joint.graph, forward)

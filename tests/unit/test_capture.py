@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from plait.errors import BuildFailed, InternalError, UnsupportedProgram
 from plait.frontend.capture import _forward_nodes, _keep_reads_of_overwritten_inputs, capture, user_line
+from plait.frontend.joint import rewrites_for
 from plait.options import Options
 from plait.runtime import report
 from plait.runtime.guarded import boxed, compile_one
@@ -40,7 +41,7 @@ class Backend:
             self.graphs.append((kind, graph))
             return compile_one(self.compile_graph, graph, example, kind, self.options, user_line(graph.graph))
 
-        return capture(gm, inputs, one, seeded=self.options.rng == "plait")
+        return capture(gm, inputs, one, rewrites=rewrites_for(self.options))
 
     def graph(self, kind: str) -> torch.fx.GraphModule:
         return next(g for k, g in self.graphs if k == kind)

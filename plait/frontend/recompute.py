@@ -1,0 +1,240 @@
+"""Products that a training step forms again: between the passes stay row statistics, not the square matrix.
+
+A product whose result is much larger than its operands, and which only feeds another product (scores of attention between
+queries and keys on one side and values on the other), is cheaper to form twice than to keep. In a joint graph
+
+- softmax on the way between the two is written out, so that its row maximum and row sum are values of their own;
+- the values as large as the product are marked for recomputation, the row statistics for keeping;
+- the row term of softmax's gradient, sum_k P[q,k] * (sum_d G[q,d] V[k,d]), becomes sum_d G[q,d] * (sum_k P[q,k] V[k,d]),
+  whose inner sum is the forward's result: the sums are exchanged, and no pass over k is left.
+
+Nothing here knows attention: the rule of sums holds for any product that stands in a sum with its own left factor.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from plait.frontend.draws import draw_again
+
+LARGER = 4.0  # than its operands is a product that is formed again
+_PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+_VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.expand.default")
+_CASTS = ("aten._to_copy.default", "prims.convert_element_type.default")
+_OTHERS = (*_VIEWS, *_CASTS, "aten.clone.default", "aten.alias.default", "aten.slice.Tensor", "aten.unsqueeze.default")
+
+
+def form_again(graph: fx.Graph, forward: set[fx.Node]) -> None:
+    """Rewrite and mark a joint graph, of which `forward` are the forward's nodes."""
+    for product in [n for n in graph.nodes if n in forward and _is_product(n)]:
+        region = _between(product, forward)
+        if region is None:
+            continue
+        for n in [n for n in region if str(n.target) == "aten._softmax.default"]:
+            region.remove(n)
+            region += _write_out(graph, n)
+        for n in region:
+            if n.meta.get("recompute") is None:
+                draw_again(n)
+        for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)}:
+            _keep(n)
+    graph.eliminate_dead_code()
+
+
+def _is_product(n: fx.Node) -> bool:
+    return n.op == "call_function" and str(n.target) in _PRODUCTS
+
+
+def _numel(n: fx.Node) -> int:
+    val = n.meta.get("val")
+    return math.prod(int(s) for s in val.shape) if isinstance(val, torch.Tensor) else 0
+
+
+def _is_reduction(n: fx.Node) -> bool:
+    return str(n.target) in ("aten.amax.default", "aten.sum.dim_IntList")
+
+
+def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
+    """The product and the values as large that follow from it, down to other products; None where keeping it is better, or
+    where something on the way needs it in memory."""
+    size = _numel(product)
+    if size < LARGER * sum(_numel(a) for a in product.all_input_nodes) or not _is_static(product):
+        return None
+    region: dict[fx.Node, None] = {product: None}
+    stack, ends = [product], False
+    while stack:
+        n = stack.pop()
+        for user in n.users:
+            if user.op == "output":
+                return None
+            if user not in forward or user in region:
+                continue
+            if _is_product(user):
+                ends = True
+            elif _numel(user) == size and _is_simple(user):
+                region[user] = None
+                stack.append(user)
+            elif not _is_reduction(user):
+                return None
+    return list(region) if ends else None
+
+
+def _is_static(n: fx.Node) -> bool:
+    return all(isinstance(s, int) for s in n.meta["val"].shape)
+
+
+def _is_simple(n: fx.Node) -> bool:
+    tags = getattr(n.target, "tags", ())
+    return torch.Tag.pointwise in tags or str(n.target) in (*_OTHERS, "aten._softmax.default")
+
+
+def _keep(n: fx.Node) -> None:
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    if n.meta.get("recompute") is None:
+        n.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+# ---------------------------------------------------------------------------------------------------- softmax, written out
+class _Maker:
+    """Nodes before another, with its place in the user's code."""
+
+    def __init__(self, graph: fx.Graph, at: fx.Node) -> None:
+        self.graph, self.at = graph, at
+
+    def __call__(self, target: Any, *args: Any) -> fx.Node:
+        with self.graph.inserting_before(self.at):
+            out = self.graph.call_function(target, args)
+        out.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "tensor_meta", "recompute")}
+        given = fx.map_arg(args, lambda n: n.meta["val"])
+        with next(a.meta["val"] for a in out.all_input_nodes).fake_mode:
+            out.meta["val"] = target(*given)
+        return out
+
+    def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """x in a type; a conversion of ours, not the user's."""
+        return x if x.meta["val"].dtype is dtype else self(torch.ops.prims.convert_element_type.default, x, dtype)
+
+
+def _write_out(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
+    """Replace a softmax and its gradient; the new values as large as it."""
+    aten, make = torch.ops.aten, _Maker(graph, softmax)
+    x, dim, _ = softmax.args
+    assert isinstance(x, fx.Node)
+    dtype = softmax.meta["val"].dtype
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    v = make.to(x, wide)
+    e = make(aten.exp.default, make(aten.sub.Tensor, v, make(aten.amax.default, v, [dim], True)))
+    p = make(aten.div.Tensor, e, make(aten.sum.dim_IntList, e, [dim], True))
+    out = make.to(p, dtype)
+    softmax.replace_all_uses_with(out)
+    graph.erase_node(softmax)
+    for user in list(out.users):
+        if str(user.target) == "aten._softmax_backward_data.default" and user.args[1] is out:
+            _write_out_gradient(graph, user, p)
+    shift = e.args[0]
+    assert isinstance(shift, fx.Node)
+    return list(dict.fromkeys(n for n in (v, shift, e, p, out) if n is not x))
+
+
+def _write_out_gradient(graph: fx.Graph, backward: fx.Node, p: fx.Node) -> None:
+    """P * (G - sum P * G), the sum exchanged where it can be."""
+    aten, make = torch.ops.aten, _Maker(graph, backward)
+    g, _, dim, dtype = backward.args
+    assert isinstance(g, fx.Node) and isinstance(dtype, torch.dtype) and isinstance(dim, int)
+    wide = p.meta["val"].dtype
+    given = make.to(g, wide)
+    row = _exchanged(make, g, p, dim) or make(aten.sum.dim_IntList, make(aten.mul.Tensor, given, p), [dim], True)
+    out = make(aten.mul.Tensor, p, make(aten.sub.Tensor, given, row))
+    backward.replace_all_uses_with(make.to(out, dtype))
+    graph.erase_node(backward)
+
+
+# ---------------------------------------------------------------------------------------------------- the exchange of sums
+def _exchanged(make: _Maker, g: fx.Node, p: fx.Node, dim: int) -> fx.Node | None:
+    """sum over k of p * g where g is c * f * (G @ V^T) point by point and p * f * c' is the left factor of a product with V:
+    sum over d of G * (that product), times c / c'; or None."""
+    shape = p.meta["val"].shape
+    if dim not in (-1, len(shape) - 1):
+        return None
+    scale, factors = _factors(g)
+    for inner in [f for f in factors if _is_product(f) and str(f.target) in _PRODUCTS[:2]]:
+        rest = factors - collections.Counter([inner])
+        grad, turned = inner.args[:2]
+        assert isinstance(grad, fx.Node) and isinstance(turned, fx.Node)
+        values = _turned(turned)
+        for outer in values.users if values is not None else ():
+            if str(outer.target) != str(inner.target) or outer.args[1] is not values:
+                continue
+            left, have = outer.args[0], rest + _factors(p)[1]
+            assert isinstance(left, fx.Node)
+            own, found = _factors(left)
+            if found == have:
+                return _row_sum(make, grad, outer, scale * _factors(p)[0] / own, shape, p)
+    return None
+
+
+def _row_sum(make: _Maker, grad: fx.Node, outer: fx.Node, c: float, shape: Any, p: fx.Node) -> fx.Node:
+    aten, wide = torch.ops.aten, p.meta["val"].dtype
+    product = make(aten.mul.Tensor, make.to(grad, wide), make.to(outer, wide))
+    row = make(aten.sum.dim_IntList, product, [-1], True)
+    row = row if c == 1 else make(aten.mul.Tensor, row, c)
+    return make(aten.view.default, row, [*shape[:-1], 1])
+
+
+def _turned(n: fx.Node) -> fx.Node | None:
+    """x where n is x with its last two dimensions exchanged."""
+    last = len(n.meta["val"].shape) - 1
+    target, source = str(n.target), n.args[0] if n.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if target == "aten.transpose.int" and {int(a) % (last + 1) for a in n.args[1:3]} == {last - 1, last}:  # type: ignore[arg-type]
+        return source
+    order = [*range(last - 1), last, last - 1]
+    return source if target == "aten.t.default" or (target == "aten.permute.default" and n.args[1] == order) else None
+
+
+def _factors(n: fx.Node) -> tuple[float, collections.Counter[fx.Node]]:
+    """A value as a number times values that are no products of others point by point, seen through casts and views that
+    keep the last dimension."""
+    scale, out = 1.0, collections.Counter[fx.Node]()
+    stack = [n]
+    while stack:
+        x = stack.pop()
+        number, more = _split(x)
+        if more:
+            scale *= number
+            stack += more
+        else:
+            out[x] += 1
+    return scale, out
+
+
+def _split(x: fx.Node) -> tuple[float, list[fx.Node]]:
+    target, args = str(x.target), x.args
+    nodes = [a for a in args if isinstance(a, fx.Node)]
+    if target in _CASTS or (target in (*_VIEWS, "aten.clone.default") and _same_rows(x, nodes[0])):
+        return 1.0, nodes[:1]
+    if target == "aten.mul.Tensor":
+        return (1.0, nodes) if len(nodes) == 2 else (_number(args[1]), nodes)
+    if target == "aten.mul.Scalar":
+        return _number(args[1]), nodes
+    if target == "aten.div.Tensor" and len(nodes) == 1:
+        return 1.0 / _number(args[1]), nodes
+    if target == "aten.native_dropout_backward.default":
+        return _number(args[2]), nodes
+    return 1.0, []
+
+
+def _number(x: Any) -> float:
+    return float(x)
+
+
+def _same_rows(x: fx.Node, source: fx.Node) -> bool:
+    a, b = x.meta["val"].shape, source.meta["val"].shape
+    return math.prod(a) == math.prod(b) and bool(a) and bool(b) and a[-1] == b[-1]
