@@ -28,6 +28,7 @@ from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.open_contractions import can_open, open_contractions
 from plait.rewrite.passes.split_cascades import split_cascades
 from plait.rewrite.passes.split_reductions import split_reductions
+from plait.rewrite.passes.twin_products import twin_products
 from plait.rewrite.passes.write_rows import write_rows
 from plait.runtime import report
 from plait.runtime.assemble import assemble
@@ -81,16 +82,16 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     calls = [n for n in graph.nodes() if can_open(n)]
     chosen = worth_opening(graph, spec, can_open) if options.plan != "none" else frozenset()
     while True:
-        opened = open_contractions(graph, chosen.__contains__) if chosen else graph
+        opened = twin_products(open_contractions(graph, chosen.__contains__)) if chosen else graph
         compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
-        alone = lonely(compiled.plan)
+        alone = frozenset(lonely(compiled.plan))
         if not alone:
             return compiled
         mine = [n for n in calls if n in chosen]
         products = in_order(compiled.graph.nodes())
         if len(products) != len(mine):
             raise InternalError(f"{len(mine)} calls were opened, {len(products)} products are there")
-        chosen -= {call for call, product in zip(mine, products, strict=True) if product in alone}
+        chosen -= {call for number, call in enumerate(mine) if number in alone}
 
 
 def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:

@@ -76,7 +76,7 @@ class _Checker:
         if defn.arity is not None and len(n.reads) != defn.arity:
             raise self.fail("N2", f"takes {defn.arity} reads, has {len(n.reads)}", n)
         keys = [k for k, _ in n.attrs]
-        if keys != sorted(defn.attrs):
+        if sorted(set(keys) - set(defn.optional)) != sorted(defn.attrs):
             raise self.fail("N2", f"takes the attributes {sorted(defn.attrs)}, has {keys}", n)
         try:
             dtype = defn.infer([r.source.dtype for r in n.reads], dict(n.attrs))

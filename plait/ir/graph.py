@@ -210,7 +210,7 @@ class Builder:
         defn = OPS[op]
         if defn.arity is not None and len(reads) != defn.arity:
             raise ValueError(f"{op} takes {defn.arity} reads, got {len(reads)}")
-        if set(attrs) != set(defn.attrs):
+        if set(attrs) - set(defn.optional) != set(defn.attrs):
             raise ValueError(f"{op} takes attributes {defn.attrs}, got {tuple(attrs)}")
         dtype = defn.infer([r.source.dtype for r in reads], attrs)
         packed = tuple(sorted(attrs.items()))

@@ -20,7 +20,8 @@ Infer = Callable[[Sequence[DType], Attrs], DType]
 
 @dataclass(frozen=True, slots=True)
 class OpDef:
-    """One operator. `arity` None: any number of reads. `attrs` names the attributes it takes (all required)."""
+    """One operator. `arity` None: any number of reads. `attrs` names the attributes it takes (all required),
+    `optional` those that it may have."""
 
     name: str
     kind: str
@@ -29,6 +30,7 @@ class OpDef:
     attrs: tuple[str, ...] = ()
     # True for operators whose result jumps: their operands are rounded to the user's dtype first (compare, floor, argmax …)
     discontinuous: bool = False
+    optional: tuple[str, ...] = ()
 
 
 class TypeMismatch(TypeError):
@@ -155,7 +157,7 @@ def _table() -> dict[str, OpDef]:
     defs += [OpDef(n, "reduce", 1, _bools) for n in ("any", "all")]
     defs += [OpDef(n, "reduce", 1, _i64, discontinuous=True) for n in ("argmax", "argmin")]
     # products of storage types are exact in the compute type, in which they are added up
-    defs += [OpDef("dot", "contract", 2, _dot)]
+    defs += [OpDef("dot", "contract", 2, _dot, optional=("twin",))]
     defs += [OpDef(n, "scan", 1, _arith) for n in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")]
     return {d.name: d for d in defs}
 

@@ -155,7 +155,9 @@ class Aligner:
             if source in theirs and source not in mine:
                 out.parts[key] = theirs_parts
             saved = out.copy()
-            if not self._equate(out, list(mine_parts), list(theirs_parts)):
+            if _summed_and_kept(out, mine_parts, theirs_parts) or not self._equate(
+                out, list(mine_parts), list(theirs_parts)
+            ):
                 out.restore(saved)
 
     def _add_axes(self, al: Alignment, node: Node, extents: Iterable[Expr]) -> None:
@@ -305,6 +307,26 @@ def _diagonal(xs: frozenset[AxisKey], ys: frozenset[AxisKey]) -> bool:
     """True when one node would have the same atom in two of its axes."""
     axis_of = dict(xs)
     return any(axis_of.get(n, i) != i for n, i in ys)
+
+
+def _summed_and_kept(al: Alignment, xs: Iterable[int], ys: Iterable[int]) -> bool:
+    """True when a product sums what another one keeps: they share a tensor there (keys, read for the scores and for the
+    gradient of the queries), but no sweep."""
+    a, b = ([_of_products(al.owners[x]) for x in al.roots(atoms)] for atoms in (xs, ys))
+    return any(
+        p is not q
+        for one, other in ((a, b), (b, a))
+        for summed, _ in one
+        for _, kept in other
+        for p in summed
+        for q in kept
+    )
+
+
+def _of_products(owners: frozenset[AxisKey]) -> tuple[set[Node], set[Node]]:
+    """Products that sum an atom, and those that keep it."""
+    products = [(n, i >= len(n.axes) - n.reduce) for n, i in owners if n.kind == "contract"]
+    return {n for n, summed in products if summed}, {n for n, summed in products if not summed}
 
 
 def divide(n: Expr, d: Expr) -> Expr | None:

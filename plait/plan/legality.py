@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plait.ir.graph import Node
 from plait.plan.align import Alignment
 from plait.plan.cost import CostModel
+from plait.plan.openings import twin_of
 from plait.plan.reasons import Reason, Why
 
 _MOST_REPEATS = 64  # tiles of a result that may each compute what their operands need
@@ -85,6 +86,8 @@ def why_not_crossed(ctx: Context, al: Alignment) -> Reason | None:
     summed = {n: set(al.reduced(n)) for n in products}
     for i, a in enumerate(products):
         for b in products[:i]:
+            if twin_of(a)[0] == twin_of(b)[0]:
+                return Reason(Why.MISALIGNED, "a product and its twin: each is for a nest of its own")
             crossed = summed[a] & (set(al.span(b)) - summed[b]) and summed[b] & (set(al.span(a)) - summed[a])
             if crossed and a not in _closure(ctx, b, inside) and b not in _closure(ctx, a, inside):
                 return Reason(Why.MISALIGNED, "two products each sum the axis along which the other's results lie")

@@ -8,6 +8,7 @@ stays alone in its kernel is closed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
@@ -22,6 +23,9 @@ def worth_opening(graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], boo
     """Calls (that `can_open`) whose opening saves more traffic and launches than it costs in throughput."""
     judge = _Judge(graph, spec, can_open)
     return frozenset(n for n in graph.nodes() if can_open(n) and judge.gain_ns(n) > 0)
+
+
+LARGER = 4.0  # than a product's other tensors is one that it had better not read
 
 
 class _Judge:
@@ -46,6 +50,10 @@ class _Judge:
             elif self.computed_for(r.source):
                 saved += 2 * size
                 joined = True
+            elif self.dwarfs(r.source, n):
+                readers = sum(u.kind != "map" for u in self.users[r.source])
+                saved += (1 + readers) / readers * size
+                joined = True
         points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
         flops, memory = product_ns(self.spec, n, points), operands / self.spec.bytes_per_ns
         slower = max(flops / OWN, memory / self.streaming(n)) - max(flops, memory)
@@ -60,6 +68,17 @@ class _Judge:
         users = self.users[s]
         return s.kind in ("map", "reduce") and s not in self.demanded and len(users) == 1 and self.can_open(users[0])
 
+    def dwarfs(self, s: Node, n: Node) -> bool:
+        """Whether a value that only products and what is computed point by point read, so that each may form it for itself, is
+        much larger than all else that this product has to do with."""
+        alone = s.kind == "map" and s not in self.demanded
+        rest = self.nbytes(n) + sum(self.nbytes(r.source) for r in n.reads if r.source is not s)
+        return (
+            alone
+            and all(u.kind == "map" or self.can_open(u) for u in self.users[s])
+            and self.nbytes(s) >= LARGER * rest
+        )
+
     def nbytes(self, n: Node) -> float:
         return size_at_hints(self.graph, n.shape) * n.dtype.nbytes
 
@@ -70,17 +89,26 @@ def _depth(n: Node) -> Expr:
     return domain[-2]
 
 
-def lonely(plan: Plan) -> list[Node]:
-    """Contract nodes that share their kernel with nothing that saves traffic: casts and sums of their own call."""
-    out: list[Node] = []
+def lonely(plan: Plan) -> list[int]:
+    """Numbers (in `in_order`) of contract nodes that share their kernel with nothing that saves traffic: casts and sums of
+    their own call. A twin has the number of what it repeats."""
+    number = {n: i for i, n in enumerate(in_order(plan.graph.nodes()))}
+    out: list[int] = []
     for g in plan.kernels():
         products = [n for n in g.nodes if n.kind == "contract"]
         others = [n for n in g.nodes if n.kind != "contract" and n.op not in ("cast", "copy", "const", "index")]
         if len(products) == 1 and not others:
-            out += products
+            (n,) = products
+            out.append(number[n] if n in number else int(twin_of(n)[0]))
     return out
 
 
+def twin_of(n: Node) -> tuple[Any, int]:
+    """(what a product and its twins share, the nest that this one is for)."""
+    shared: tuple[Any, int] = dict(n.attrs).get("twin", (n, 0))
+    return shared
+
+
 def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Contract nodes by construction: the order of the calls they stand for."""
-    return sorted((n for n in nodes if n.kind == "contract"), key=lambda n: n.serial)
+    """Contract nodes, without twins, by construction: the order of the calls they stand for."""
+    return sorted((n for n in nodes if n.kind == "contract" and twin_of(n)[1] == 0), key=lambda n: n.serial)

@@ -93,7 +93,7 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
         if extent is None or extent > WIDEST:
             raise LowerFailed(f"a block would have to hold all {flat.dims[d].extent} points of the result's rows")
         tile[d] = 0
-    if math.prod(flat.dims[d].extent.const or 1 for d in found.width) > WIDEST:
+    if _held(flat, found.width) > WIDEST:
         raise LowerFailed("a block would have to hold the result's rows whole")
     for d in found.depth:
         extent = flat.dims[d].extent.const
@@ -118,6 +118,12 @@ def _warps(flat: Flat, found: Roles, sizes: dict[int, int]) -> int:
         return 8 if side >= 128 or draws else 4
     area = math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *found.columns[-1:]))
     return 8 if area >= (128 * 64 if draws else 128 * 128) else 4
+
+
+def _held(flat: Flat, width: tuple[int, ...]) -> int:
+    """Points of the widest result that a block holds whole, along those dims."""
+    spans = [frozenset(s.span) & set(width) for s in flat.stmts if isinstance(s, Dot)]
+    return max((math.prod(flat.dims[d].extent.const or 1 for d in span) for span in spans), default=1)
 
 
 def _operand_bytes(flat: Flat) -> int:
@@ -168,7 +174,7 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
     if found.stream:
         last = _largest(flat, found.stream, hint)
         assert last is not None
-        held = math.prod(hint(flat.dims[d].extent) for d in (found.width or found.depth))
+        held = _held(flat, found.width) if found.width else math.prod(hint(flat.dims[d].extent) for d in found.depth)
         most = 128 if held <= 64 or not found.width else 64
         tile[last] = min(most if narrow else 32, max(16, power_of_two(hint(flat.dims[last].extent))))
     return {d: n for d, n in tile.items() if d not in found.width}
