@@ -15,9 +15,11 @@ from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Tiles
 from plait.ir import index as ix
 from plait.ir.index import Expr
+from plait.tile.masks import is_statistic
 from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Store, Sweep, walk
 
-Value = float | bool | None  # None: not known
+Value = float | bool | str | None  # None: not known
+_STATISTIC = "statistic"  # a number of a whole row, known to be finite
 
 _SO_FAR = (0.0, -3.7, 0.0, 2.9, 41.5)
 """Values of a maximum so far, in units that do not matter; the first stands for none at all."""
@@ -56,6 +58,7 @@ class Masks:
         self.known: dict[int, float] = {
             s.out: s.attr("value") for s in scope.program.walk() if isinstance(s, Let) and s.op == "const"
         }
+        self.loads = [s for s in scope.program.walk() if isinstance(s, Load)]
 
     def bounds(self, sweep: Sweep) -> tuple[list[str], list[str]]:
         """Lower bounds of the first point that matters, and upper bounds of the end of those that do, as C++ expressions."""
@@ -85,6 +88,10 @@ class Masks:
         """Values of locals for each value so far, where known."""
         carried = {s.out: s for s in stmts if isinstance(s, Reduce)}
         out: dict[int, list[Value]] = {k: [v] * len(_SO_FAR) for k, v in self.known.items()}
+        guard = next(s.attr("guard") for s in stmts if isinstance(s, Let) and s.out == failing)
+        for load in self.loads:
+            if all(is_statistic(load, g) for g in guard):
+                out[load.out] = [_STATISTIC] * len(_SO_FAR)
         for s in stmts:
             if not isinstance(s, Let):
                 continue
@@ -103,11 +110,11 @@ class Masks:
 
     def _keeps(self, s: Reduce, values: dict[int, list[Value]]) -> bool:
         def all_are(k: int, x: float) -> bool:
-            return all(v is not None and v == x for v in values.get(k, [None]))
+            return all(v is not None and v != _STATISTIC and v == x for v in values.get(k, [None]))
 
         if s.scale is not None:
             scale = values.get(s.scale, [None])
-            if scale[0] is None or not math.isfinite(scale[0]) or any(v != 1 for v in scale[1:]):
+            if not isinstance(scale[0], float | int) or not math.isfinite(scale[0]) or any(v != 1 for v in scale[1:]):
                 return False
         if isinstance(s, Dot):
             return all_are(s.arg, 0.0) or all_are(s.other, 0.0)
@@ -147,6 +154,8 @@ def _value(op: str, args: tuple[Value, ...]) -> Value:
         return (x if x == y else None) if c is None else x if c else y
     if op == "bit_and" and any(a is False for a in args):
         return False
+    if _STATISTIC in args:
+        return args[0] if (op, args[0]) in (("sub", -math.inf), ("div", 0.0)) else None
     known = [float(a) for a in args if a is not None]
     if len(known) != len(args):
         return None

@@ -15,6 +15,7 @@ from plait.emit.triton_index import DimPlan, Indexer, block_part
 from plait.emit.triton_softmax import Defs, base_of, correction_of
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
+from plait.tile.masks import is_statistic
 from plait.tile.program import Check, Dot, Let, Reduce, Scan, Store, Sweep, TileProgram, walk
 
 
@@ -164,8 +165,11 @@ def _values_outside(g: Expr, defs: Defs) -> Callable[[int], float | bool | None]
             return False if g in d.attr("guard") else None
         if d.op == "const":
             return d.attr("value")  # type: ignore[no-any-return]
-        if d.op == "sub" and value(d.args[0]) == -math.inf and base_of(d.args[1], defs) is not None:
+        row = is_statistic(defs.get(d.args[-1]), g) if d.args else False
+        if d.op == "sub" and value(d.args[0]) == -math.inf and (row or base_of(d.args[1], defs) is not None):
             return -math.inf
+        if d.op == "div" and row and value(d.args[0]) == 0:
+            return 0.0
         args = [value(a) for a in d.args]
         if d.op == "where":
             return args[2] if args[0] is False else args[1] if args[0] is True or args[1] == args[2] else None

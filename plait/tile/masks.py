@@ -15,7 +15,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.flat import Flat
-from plait.tile.program import Dim, Let, Stmt, Sweep, TileProgram
+from plait.tile.program import Dim, Let, Load, Stmt, Sweep, TileProgram
 
 Guard = tuple[Expr, ...]
 
@@ -24,6 +24,13 @@ def conditions(flat: Flat) -> Flat:
     """The same statements with comparisons of positions, and what is made of them, as conditions."""
     known = _Known(flat.dims, flat.symbols, flat.stmts)
     return replace(flat, stmts=known.body(flat.stmts))
+
+
+def is_statistic(s: Stmt | None, guard: Expr) -> bool:
+    """Whether a statement loads a value that is one for a whole row of a mask, as the saved maximum and sum of a softmax are.
+    It is taken to be finite (and no divisor 0) where the mask hides a point of the row: a row of which the mask hides all,
+    or that is -inf throughout, has no finite maximum, and no tile of it need be visited to find that out."""
+    return isinstance(s, Load) and not guard.axes() <= set(s.span)
 
 
 def with_conditions(program: TileProgram) -> TileProgram:
