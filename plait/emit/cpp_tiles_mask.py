@@ -95,7 +95,7 @@ class Masks:
         for s in stmts:
             if not isinstance(s, Let):
                 continue
-            if s.out == failing:
+            if s.op == "holds" and s.attr("guard") == guard:
                 out[s.out] = [False] * len(_SO_FAR)
             elif s.op in ("running", "before"):
                 r = carried.get(s.args[0])

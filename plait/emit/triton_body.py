@@ -268,12 +268,8 @@ class Emitter:
         b = self.program.buffers[s.buffer]
         stored = self.accuracy.rounded_from(s.value, b.dtype)
         v = self.ix.locals[stored]
-        # the first point of a dim that a block holds whole, and nothing stored varies over, is there without asking
-        beside = {i for i in s.span if self.dims[i].covered and i not in v.axes and i not in s.address.axes()}
-        guard = tuple(g for g in s.guard if g not in {-ix.axis(i) for i in beside})
-        span = tuple(i for i in s.span if i not in beside or any(i in g.axes() for g in guard))
-        axes = self._access_axes((*span, *v.axes), (s.address, *guard))
-        mask = self._mask(axes, guard, s.address.values(), axes)
+        axes = self._access_axes((*s.span, *v.axes), (s.address, *s.guard))
+        mask = self._mask(axes, s.guard, s.address.values(), axes)
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
         value = convert(self.ix.operand(stored, axes), v.dtype, b.dtype)
         self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")

@@ -56,7 +56,7 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
     if any(n.kind != "map" for n in floating):
         return Reason(Why.MISALIGNED, "a reduction is only read at other indices")
     if any(n.kind == "contract" for n in al.nodes):
-        return _why_not_again(ctx, al, grid)
+        return _why_not_again(ctx, al, row, grid)
     most = max(ctx.model.size(n.axes) for n in al.nodes)
     for n in al.nodes:
         if n in floating:
@@ -68,12 +68,16 @@ def why_not_blowup(ctx: Context, al: Alignment) -> Reason | None:
     return None
 
 
-def _why_not_again(ctx: Context, al: Alignment, grid: set[int]) -> Reason | None:
-    """Products are formed once, by one tile; what else tiles do again is a matter of time."""
+def _why_not_again(ctx: Context, al: Alignment, row: set[int], grid: set[int]) -> Reason | None:
+    """Products are formed once, by one tile, and so is what is stored along the way that tiles stream; what else tiles do
+    again is a matter of time."""
     tiling = ctx.model.tiling(al, grid)
+    streamed = {
+        n for n in ctx.stored(frozenset(al.nodes)) if row & set(al.span(n)[: len(al.span(n)) - len(al.reduced(n))])
+    }
     for n in al.nodes:
         again = tiling.repeats(n)
-        if again > (1 if n.kind == "contract" else _MOST_REPEATS):
+        if again > (1 if n.kind == "contract" or n in streamed else _MOST_REPEATS):
             return Reason(Why.MISALIGNED, f"{n.op} would run {again:.0f} times over")
     return None
 

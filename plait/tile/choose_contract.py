@@ -182,7 +182,8 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
 
 def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
     tile: dict[int, int] = {}
-    for dims, most in ((found.rows, 128), (found.columns, 256)):
+    # beside a stream several tiles of rows x stream are alive at once
+    for dims, most in ((found.rows, 128), (found.columns, 128 if found.stream else 256)):
         d = _largest(flat, dims, hint)
         if d is not None:
             tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))

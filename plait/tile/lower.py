@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.errors import LowerFailed
+from plait.ir import index as ix
 from plait.ir.graph import Node
 from plait.plan.align import Alignment
 from plait.plan.device import DeviceSpec
@@ -16,7 +17,7 @@ from plait.tile.coalesce import coalesce
 from plait.tile.flat import Env, Flat, lower_flat
 from plait.tile.masks import conditions
 from plait.tile.pieces import cut_pieces
-from plait.tile.program import Dot, Stmt, Sweep, TileProgram, exprs_of, walk
+from plait.tile.program import Dot, Stmt, Store, Sweep, TileProgram, exprs_of, walk
 from plait.tile.schedule import Schedule
 from plait.tile.sweep import sweep
 
@@ -64,6 +65,10 @@ def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, head
         swept = sweep(flat, keep, _whole(flat, schedule) if spec.kind == "cuda" else frozenset())
         _once(flat, swept.body)
         body, buffers = swept.body, (*flat.buffers, *swept.scratch)
+        if has_dots(flat):
+            body = _stored_once(
+                body, {i for i, d in enumerate(flat.dims) if d.role == "grid" and schedule.size(d.name) == 0}
+            )
     program = TileProgram(
         name=name,
         dims=flat.dims,
@@ -75,6 +80,21 @@ def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, head
         header=header,
     )
     return Lowered(program, flat.tensors)
+
+
+def _stored_once(body: Sequence[Stmt], whole: set[int]) -> tuple[Stmt, ...]:
+    """Stores without the guards that keep them to the first point of a dim of which there is one tile."""
+    out: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Sweep):
+            s = replace(s, body=_stored_once(s.body, whole))
+        elif isinstance(s, Store):
+            first = {-ix.axis(i): i for i in whole if i not in s.address.axes()}
+            dropped = {first[g] for g in s.guard if g in first}
+            guard = tuple(g for g in s.guard if g not in first)
+            s = replace(s, guard=guard, span=tuple(i for i in s.span if i not in dropped))
+        out.append(s)
+    return tuple(out)
 
 
 def _whole(flat: Flat, schedule: Schedule) -> frozenset[int]:
