@@ -43,7 +43,23 @@ def form_again(graph: fx.Graph, forward: set[fx.Node]) -> None:
                 draw_again(n)
         for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)}:
             _keep(n)
+    _positions(graph, forward)
     graph.eliminate_dead_code()
+
+
+def _positions(graph: fx.Graph, forward: set[fx.Node]) -> None:
+    """What is computed from nothing (a mask of positions) is never worth keeping."""
+    known: set[fx.Node] = set()
+    for n in graph.nodes:
+        tags = getattr(n.target, "tags", ())
+        if not isinstance(n.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in tags:
+            continue
+        if not known.issuperset(n.all_input_nodes):
+            continue
+        if isinstance(n.meta.get("val"), torch.Tensor) and not n.target._schema.is_mutable and _is_static(n):
+            known.add(n)
+            if n in forward and n.meta.get("recompute") is None:
+                draw_again(n)
 
 
 def _is_product(n: fx.Node) -> bool:
@@ -51,8 +67,9 @@ def _is_product(n: fx.Node) -> bool:
 
 
 def _numel(n: fx.Node) -> int:
+    """Elements of a value; 0 where that varies (asking would fix it)."""
     val = n.meta.get("val")
-    return math.prod(int(s) for s in val.shape) if isinstance(val, torch.Tensor) else 0
+    return math.prod(val.shape) if isinstance(val, torch.Tensor) and _is_static(n) else 0
 
 
 def _is_reduction(n: fx.Node) -> bool:
@@ -63,7 +80,7 @@ def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
     """The product and the values as large that follow from it, down to other products; None where keeping it is better, or
     where something on the way needs it in memory."""
     size = _numel(product)
-    if size < LARGER * sum(_numel(a) for a in product.all_input_nodes) or not _is_static(product):
+    if not size or size < LARGER * sum(_numel(a) for a in product.all_input_nodes):
         return None
     region: dict[fx.Node, None] = {product: None}
     stack, ends = [product], False

@@ -127,9 +127,9 @@ def _table() -> dict[str, OpDef]:
         OpDef("gather", "map", None, _gather),
         OpDef("where", "map", 3, _where),
         # random: reads are (seed, offset), both i64 scalars; the counter is offset + linear index of the axes
-        OpDef("rand", "random", 2, _attr_dtype, ("dtype", "draw", "linear")),
-        OpDef("randn", "random", 2, _attr_dtype, ("dtype", "draw", "linear")),
-        OpDef("randbits", "random", 2, _attr_dtype, ("dtype", "draw", "linear")),
+        OpDef("rand", "random", 2, _attr_dtype, ("dtype", "draw", "linear"), optional=("twin",)),
+        OpDef("randn", "random", 2, _attr_dtype, ("dtype", "draw", "linear"), optional=("twin",)),
+        OpDef("randbits", "random", 2, _attr_dtype, ("dtype", "draw", "linear"), optional=("twin",)),
         OpDef("extern", "extern", None, _attr_dtype, ("dtype", "target", "role", "template", "outs", "serial")),
         OpDef("project", "project", 1, _attr_dtype, ("dtype", "item")),
     ]

@@ -97,5 +97,6 @@ class Keys:
 
 
 def _attrs(n: Node) -> str:
-    """Attributes as text; which draw of a graph a random node is does not change how it is planned."""
-    return repr(tuple((k, v) for k, v in n.attrs if k not in ("draw", "serial")))
+    """Attributes as text; which draw of a graph a random node is, and which product a twin repeats, does not change how it
+    is planned."""
+    return repr(tuple((k, v[1] if k == "twin" else v) for k, v in n.attrs if k not in ("draw", "serial")))

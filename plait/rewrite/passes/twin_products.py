@@ -4,7 +4,7 @@
 
 No one nest of loops forms dq and dk (each sums the axis along which the other's results lie), so p would go through memory
 between them, as large as all pairs. The second gets a twin of s, and with it its own copy of the values point by point
-between the two. A node lives in one kernel; a twin is another node, told apart by its attribute: (the number of the
+between the two. Draws are twinned likewise. A node lives in one kernel; a twin is another node, told apart by its attribute: (the number of the
 product, which all twins share, and the number of the nest it is for).
 """
 
@@ -43,12 +43,13 @@ def twin_products(graph: Graph) -> Graph:
         if found is not None:
             return found
         out = made[n]
-        if n in number or n.kind == "map":
+        if n in number or n.kind in ("map", "random"):
             sources = [copy(builder, r.source, nest) for r in n.reads]
-            twins = n in number
-            if twins or any(s is not made[r.source] for s, r in zip(sources, n.reads, strict=True)):
+            # a draw is as dear to keep as a product, and nothing but its place in the stream makes it what it is
+            twins = number[n] if n in number else -1 - n.attr("draw") if n.kind == "random" else None
+            if twins is not None or any(s is not made[r.source] for s, r in zip(sources, n.reads, strict=True)):
                 fresh = [Read(s, r.index, r.guard, r.fill) for s, r in zip(sources, n.reads, strict=True)]
-                attrs = {**dict(n.attrs), **({"twin": (number[n], nest)} if twins else {})}
+                attrs = {**dict(n.attrs), **({"twin": (twins, nest)} if twins is not None else {})}
                 out = builder.node(n.op, n.axes, fresh, reduce=n.reduce, **attrs)
         copies[(n, nest)] = out
         return out

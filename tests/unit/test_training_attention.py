@@ -1,0 +1,131 @@
+"""Training through attention written plainly: one kernel forward, two backward, and no square matrix between or in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from plait.compiler import Compiled, all_levels
+from plait.frontend.capture import capture
+from plait.frontend.externs import decompositions
+from plait.frontend.fx_import import import_fx
+from plait.frontend.joint import rewrites_for
+from plait.ir.graph import Node
+from plait.options import Options
+from plait.oracle.compare import FAIL, compare
+from plait.plan.device import SPECS
+from plait.runtime import report
+from tests.attention_variants import VARIANTS, Sizes, arguments
+
+LENGTH = 2048
+# forms whose gradients need no sum over pairs of positions but those of queries, keys and values
+PLAIN = (
+    "full",
+    "half_precision_throughout",
+    "causal",
+    "causal_by_tril",
+    "window",
+    "prefix",
+    "softcap",
+    "grouped_query",
+    "multi_query",
+    "padding",
+    "documents",
+    "sigmoid",
+    "dropped",
+)
+
+
+def planned(name: str, **options: Any) -> dict[str, Compiled]:
+    """The forward and the backward of a variant's training step, planned for a card."""
+    out: dict[str, Compiled] = {}
+    chosen = Options.make(None, options)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        def one(graph: fx.GraphModule, example: Sequence[Any], kind: str) -> Any:
+            out[kind] = all_levels(import_fx(graph, example), SPECS["h200"], chosen)
+
+            def boxed(args: list[Any]) -> Any:
+                return fx.Interpreter(graph).boxed_run(list(args))
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]
+            return boxed
+
+        return capture(gm, inputs, one, decompositions(), rewrites_for(chosen))
+
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        args = [mode.from_tensor(x) for x in arguments(name, Sizes(m=LENGTH, n=LENGTH, d=128))]
+        args[:3] = [x.requires_grad_() for x in args[:3]]
+        torch.compile(VARIANTS[name][0], backend=backend, dynamic=False)(*args).sum().backward()
+    return out
+
+
+def squares(compiled: Compiled) -> list[Node]:
+    """Tensors with two axes of the sequence's length that are inputs or are stored."""
+    stored = [n for launch in compiled.launches for g in launch.groups for n in g.stored]
+    inputs = [i.node for i in compiled.graph.inputs]
+    return [n for n in (*inputs, *stored) if sum(e.const == LENGTH for e in n.shape) > 1]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_no_square_matrix(name: str) -> None:
+    levels = planned(name)
+    calls = [n.attr("target") for c in levels.values() for n in c.graph.nodes() if n.kind == "extern"]
+    assert calls == (["aten.randint.low"] if name == "dropped" else [])
+    # heads that share keys and values are given to the backward spread out
+    spread = name in ("grouped_query", "multi_query")
+    assert len([launch for launch in levels["forward"].launches if launch.parts]) == 1 + spread
+    assert len([launch for launch in levels["backward"].launches if launch.parts]) <= 3
+    assert not squares(levels["forward"]) and not squares(levels["backward"])
+
+
+def test_eager_numerics_keep_the_probabilities() -> None:
+    """Sums are exchanged only where the last bits are free."""
+    assert squares(planned("causal", numerics="eager")["forward"])
+
+
+@pytest.mark.parametrize(
+    "name", ["causal", "window", "softcap", "grouped_query", "padding", "alibi", "bias_of_windows"]
+)
+def test_gradients(name: str) -> None:
+    torch.manual_seed(3)
+    fn = VARIANTS[name][0]
+    args = [
+        x.requires_grad_(x.is_floating_point()) for x in arguments(name, Sizes(m=200, n=200, d=16, dtype=torch.float32))
+    ]
+    given = [x for x in args if x.requires_grad]
+
+    def step(f: Any, xs: Sequence[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
+        y = f(*xs)
+        return [y, *torch.autograd.grad(y, [x for x in xs if x.requires_grad], g.to(y.dtype))]
+
+    g = torch.randn_like(fn(*args))
+    report.reset()
+    torch._dynamo.reset()
+    got = step(torch.compile(fn, backend="plait", dynamic=False, options={"strict": True}), args, g)
+    wide = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in args]
+    assert len(got) == 1 + len(given)
+    for a, b, c in zip(got, step(fn, args, g), step(fn, wide, g), strict=True):
+        assert compare(a, b, c).status is not FAIL, f"{name}: {compare(a, b, c)}"
+    forward = report.all()[0].details["compiled"]
+    assert not [n for launch in forward.launches for s in launch.groups for n in s.stored if n.shape[-2:] == (200, 200)]
+
+
+def test_a_dropped_pair_has_no_gradient() -> None:
+    """The backward draws the forward's mask: with one-hot values the result shows the mask, and the gradient must agree."""
+    torch.manual_seed(4)
+    q, k = (torch.randn(1, 2, 160, 16, requires_grad=True) for _ in range(2))
+    v = torch.eye(160)[:, :16].expand(1, 2, 160, 16).clone().requires_grad_()
+    y = torch.compile(VARIANTS["dropped"][0], backend="plait", dynamic=False)(q, k, v)
+    p = torch.softmax(q @ k.transpose(-1, -2) / 4, -1)[..., :16].detach()
+    kept = y.detach() != 0
+    torch.testing.assert_close(y.detach(), torch.where(kept, p / 0.8, 0.0), rtol=1e-4, atol=1e-6)
+    (dv,) = torch.autograd.grad(y, v, torch.ones_like(y))
+    torch.testing.assert_close(dv[..., :16, 0], (p * kept / 0.8).sum(-2), rtol=1e-4, atol=1e-5)
+    assert 0.7 < float(kept.float().mean()) < 0.9
