@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from plait.frontend.marks import EQUALITY, keep
+
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # (graph module, its example inputs, "inference" | "forward" | "backward") -> a boxed callable
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Boxed]
 
 # (joint graph, its forward's nodes): changes the graph
 Rewrite = Callable[[fx.Graph, set[fx.Node]], None]
-
-_EQUALITY = ("aten.eq.Tensor", "aten.ne.Tensor")
 
 
 def capture(
@@ -112,13 +112,13 @@ def _keep_reads_of_overwritten_inputs(graph: fx.Graph, forward: set[fx.Node]) ->
         readers = list(_readers(source))
         if all(r in forward for r in readers):
             for r in readers:
-                _bar_recomputation(r)
+                keep(r)
             continue
         # the backward reads the input itself: what it must see is a copy from before the write
         with graph.inserting_after(_last_placeholder(graph)):
             kept = graph.call_function(torch.ops.aten.clone.default, (source,))
         kept.meta = {k: v for k, v in source.meta.items() if k in ("val", "tensor_meta")}
-        _bar_recomputation(kept)
+        keep(kept)
         for user in list(source.users):
             if user is not kept and not _writes_to(user):
                 user.replace_input_with(source, kept)
@@ -126,21 +126,13 @@ def _keep_reads_of_overwritten_inputs(graph: fx.Graph, forward: set[fx.Node]) ->
 
 def _keep_operands_of_equality(graph: fx.Graph, forward: set[fx.Node]) -> None:
     for node in graph.nodes:
-        if node.op != "call_function" or str(node.target) not in _EQUALITY or node in forward:
+        if node.op != "call_function" or str(node.target) not in EQUALITY or node in forward:
             continue
         operands = [_behind_views(a) for a in node.args if isinstance(a, fx.Node)]
         if len(operands) == 2 and all(_is_float(a) for a in operands):
             for a in operands:
                 if a in forward and a.op == "call_function":
-                    _bar_recomputation(a)
-
-
-def _bar_recomputation(node: fx.Node) -> None:
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    # inside a checkpointed region the user asked for recomputation, and gets what eager's checkpoint gives
-    if node.meta.get("recompute") is None:
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                    keep(a)
 
 
 def _readers(source: fx.Node) -> Iterator[fx.Node]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from plait.frontend.marks import form_again
 from plait.ir.dtype import DType
 from plait.oracle.semantics import random_values
 
@@ -80,8 +81,7 @@ def _mark_what_follows(graph: fx.Graph, forward: set[fx.Node], drawn: set[fx.Nod
         tags = getattr(n.target, "tags", ())
         if n.all_input_nodes and drawn.issuperset(n.all_input_nodes) and torch.Tag.pointwise in tags and n in forward:
             drawn.add(n)
-            if n.meta.get("recompute") is None:
-                draw_again(n)
+            form_again(n)
 
 
 def _is_dropout(node: fx.Node) -> bool:
@@ -124,17 +124,8 @@ class _Edit:
             out.meta["val"] = target(*given, **named)
         if mark:
             self.drawn.add(out)
-        if mark and out.meta.get("recompute") is None:
-            draw_again(out)
+            form_again(out)
         return out
-
-
-def draw_again(node: fx.Node) -> None:
-    """Mark a node for recomputation in the backward."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    node.meta.setdefault("ac_graph_id", 0)
 
 
 def _seed_of(graph: fx.Graph, node: fx.Node, seeds: dict[torch.device, fx.Node]) -> fx.Node:

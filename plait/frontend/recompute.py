@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.frontend.draws import draw_again
+from plait.frontend.marks import EQUALITY, form_again, keep
 
 LARGER = 4.0  # than its operands is a product that is formed again
 _PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
@@ -29,7 +29,7 @@ _CASTS = ("aten._to_copy.default", "prims.convert_element_type.default")
 _OTHERS = (*_VIEWS, *_CASTS, "aten.clone.default", "aten.alias.default", "aten.slice.Tensor", "aten.unsqueeze.default")
 
 
-def form_again(graph: fx.Graph, forward: set[fx.Node]) -> None:
+def recompute_products(graph: fx.Graph, forward: set[fx.Node]) -> None:
     """Rewrite and mark a joint graph, of which `forward` are the forward's nodes."""
     for product in [n for n in graph.nodes if n in forward and _is_product(n)]:
         region = _between(product, forward)
@@ -39,10 +39,9 @@ def form_again(graph: fx.Graph, forward: set[fx.Node]) -> None:
             region.remove(n)
             region += _write_out(graph, n)
         for n in region:
-            if n.meta.get("recompute") is None:
-                draw_again(n)
+            form_again(n)
         for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)}:
-            _keep(n)
+            keep(n)
     _positions(graph, forward)
     graph.eliminate_dead_code()
 
@@ -58,8 +57,8 @@ def _positions(graph: fx.Graph, forward: set[fx.Node]) -> None:
             continue
         if isinstance(n.meta.get("val"), torch.Tensor) and not n.target._schema.is_mutable and _is_static(n):
             known.add(n)
-            if n in forward and n.meta.get("recompute") is None:
-                draw_again(n)
+            if n in forward:
+                form_again(n)
 
 
 def _is_product(n: fx.Node) -> bool:
@@ -87,8 +86,8 @@ def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
     while stack:
         n = stack.pop()
         for user in n.users:
-            if user.op == "output":
-                return None
+            if user.op == "output" or str(user.target) in EQUALITY:
+                return None  # a value formed again may differ in its last bit
             if user not in forward or user in region:
                 continue
             if _is_product(user):
@@ -108,13 +107,6 @@ def _is_static(n: fx.Node) -> bool:
 def _is_simple(n: fx.Node) -> bool:
     tags = getattr(n.target, "tags", ())
     return torch.Tag.pointwise in tags or str(n.target) in (*_OTHERS, "aten._softmax.default")
-
-
-def _keep(n: fx.Node) -> None:
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    if n.meta.get("recompute") is None:
-        n.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 # ---------------------------------------------------------------------------------------------------- softmax, written out

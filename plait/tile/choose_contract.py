@@ -113,7 +113,7 @@ def _warps(flat: Flat, found: Roles, sizes: dict[int, int]) -> int:
     """Warps that hold a block's tiles of 32-bit values in registers: each has 64 KB less what addresses take. A drawn number
     is made of four words that live together."""
     side = max((sizes.get(d, 1) for d in (*found.rows, *found.columns)), default=1)
-    draws = any(isinstance(s, Let) and s.op in OPS and OPS[s.op].kind == "random" for s in flat.stmts)
+    draws = _draws(flat)
     if found.stream:
         return 8 if side >= 128 or draws else 4
     area = math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *found.columns[-1:]))
@@ -124,6 +124,10 @@ def _held(flat: Flat, width: tuple[int, ...]) -> int:
     """Points of the widest result that a block holds whole, along those dims."""
     spans = [frozenset(s.span) & set(width) for s in flat.stmts if isinstance(s, Dot)]
     return max((math.prod(flat.dims[d].extent.const or 1 for d in span) for span in spans), default=1)
+
+
+def _draws(flat: Flat) -> bool:
+    return any(isinstance(s, Let) and s.op in OPS and OPS[s.op].kind == "random" for s in flat.stmts)
 
 
 def _operand_bytes(flat: Flat) -> int:
@@ -175,7 +179,9 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
         last = _largest(flat, found.stream, hint)
         assert last is not None
         held = _held(flat, found.width) if found.width else math.prod(hint(flat.dims[d].extent) for d in found.depth)
-        most = 128 if held <= 64 or not found.width else 64
+        # tiles of rows x stream that are alive at once: the products of a gradient, the words of a draw
+        tiles = sum(isinstance(s, Dot) and last in s.span for s in flat.stmts) + 2 * _draws(flat)
+        most = 128 if (held <= 64 and tiles == 1) or not found.width else 64
         tile[last] = min(most if narrow else 32, max(16, power_of_two(hint(flat.dims[last].extent))))
     return {d: n for d, n in tile.items() if d not in found.width}
 

@@ -91,7 +91,7 @@ def test_eager_numerics_keep_the_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["causal", "window", "softcap", "grouped_query", "padding", "alibi", "bias_of_windows"]
+    "name", ["causal", "window", "softcap", "grouped_query", "padding", "alibi", "bias_of_windows", "sink"]
 )
 def test_gradients(name: str) -> None:
     torch.manual_seed(3)
