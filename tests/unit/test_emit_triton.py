@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 import torch
 import triton_cases
 import triton_pipeline
+import triton_training
 from tile_make import Make
 from triton_module import interpreted
 
@@ -33,6 +34,17 @@ def results() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def pipeline_results() -> dict[str, str]:
     return interpreted("triton_pipeline.py")
+
+
+@pytest.fixture(scope="module")
+def training_results() -> dict[str, str]:
+    return interpreted("triton_training.py")
+
+
+@pytest.mark.parametrize("name", triton_training.CASES)
+def test_training(name: str, training_results: dict[str, str]) -> None:
+    assert name in training_results, training_results[""]
+    assert not training_results[name], training_results[name]
 
 
 @pytest.mark.parametrize("name", list(triton_pipeline.FUNCTIONS))
