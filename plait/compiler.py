@@ -84,7 +84,7 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     while True:
         opened = twin_products(open_contractions(graph, chosen.__contains__)) if chosen else graph
         compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
-        alone = frozenset(lonely(compiled.plan))
+        alone = lonely(compiled.plan)
         if not alone:
             return compiled
         mine = [n for n in calls if n in chosen]

@@ -7,7 +7,7 @@ sizes and a dtype, so that the same program is planned for a card and run here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,17 @@ def sliced_projection(qkv):
     b, n, width = qkv.shape
     q, k, v = qkv.view(b, n, 3, 4, width // 12).permute(2, 0, 3, 1, 4).unbind(0)
     return weighted(scores(q, k), v).transpose(1, 2).reshape(b, n, width // 3)
+
+
+def widened(args: Sequence[Tensor]) -> list[Tensor]:
+    """The arguments in float64, for a reference."""
+    return [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in args]
+
+
+def training_step(fn: Fn, args: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+    """The result, and the gradients of the arguments that want one."""
+    y = fn(*args)
+    return [y, *torch.autograd.grad(y, [x for x in args if x.requires_grad], grad.to(y.dtype))]
 
 
 def arguments(name: str, sizes: Sizes) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ from plait.plan.layout import Layouts
 from plait.runtime.assemble import assemble
 from plait.runtime.link import link
 from plait.tile.program import Dot
-from tests.attention_variants import VARIANTS, Sizes, arguments
+from tests.attention_variants import VARIANTS, Sizes, arguments, training_step, widened
 
 CASES = ("causal", "window", "softcap")
 SIZES = Sizes(b=1, h=2, m=144, n=144, d=16)
@@ -58,17 +58,12 @@ def run(name: str) -> str:
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return capture(gm, inputs, noting(seen), decompositions(), rewrites_for(OPTIONS))
 
-    def step(f: Any, xs: Sequence[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
-        y = f(*xs)
-        return [y, *torch.autograd.grad(y, [x for x in xs if x.requires_grad], g.to(y.dtype))]
-
     args = [x.requires_grad_(x.is_floating_point()) for x in arguments(name, SIZES)]
-    wide = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in args]
     g = torch.randn_like(fn(*args))
-    got = step(torch.compile(fn, backend=backend, dynamic=False), args, g)
+    got = training_step(torch.compile(fn, backend=backend, dynamic=False), args, g)
     if seen != {"forward": [2], "backward": [3, 4]}:
         return f"products a kernel: {seen}"
-    for a, b, c in zip(got, step(fn, args, g), step(fn, wide, g), strict=True):
+    for a, b, c in zip(got, training_step(fn, args, g), training_step(fn, widened(args), g), strict=True):
         verdict = compare(a, b, c)
         if verdict.status is FAIL:
             return str(verdict)

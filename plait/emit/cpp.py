@@ -18,8 +18,7 @@ from plait.emit.cpp_leaf import State
 from plait.emit.cpp_scope import Scope, guard_by_checks
 from plait.emit.cpp_tiles import emit_tiled_part, is_tiled
 from plait.emit.writer import Writer, identifier
-from plait.ir.ops import OPS
-from plait.tile.program import Let, TileProgram
+from plait.tile.program import TileProgram
 
 HEADERS = (
     "plait.h",
@@ -33,7 +32,6 @@ HEADERS = (
 )
 """Our headers, beside this file; every kernel includes the first, which includes all but the last two."""
 
-_RANDOM = frozenset(name for name, d in OPS.items() if d.kind == "random")
 _STRIP = 1024  # points of a strip when the schedule gives none
 _WIDEST_STRIP = 4096
 _ROW_STRIP = 128  # of a row dim with sweeps inside
@@ -83,7 +81,7 @@ def emit_cpp(kernels: Sequence[CppKernel]) -> str:
     """The source text of one translation unit."""
     out = Writer()
     out.line('#include "plait.h"')
-    if any(isinstance(s, Let) and s.op in _RANDOM for k in kernels for p in k.parts for s in p.walk()):
+    if any(p.draws for k in kernels for p in k.parts):
         out.line('#include "plait_random.h"')
     if any(is_tiled(p) for k in kernels for p in k.parts):
         out.line('#include "plait_dot.h"')

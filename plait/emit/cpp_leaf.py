@@ -12,8 +12,7 @@ from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.ir.ops import OPS
-from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, operands
+from plait.tile.program import Check, Let, Load, Reduce, Scan, Stmt, Store, draw_of, operands
 
 ZERO_DIVISION = 999
 """The failure code of an integer division by zero."""
@@ -89,8 +88,9 @@ class Statements:
         if s.op == "holds":
             return [self._define(s.out, self.conditions(s.attr("guard")))]
         linear = "".join(self.render(e) for k, e in s.attrs if k in ("expr", "linear"))
-        if OPS[s.op].kind == "random":
-            linear += f", {self.scope.draws[s.attr('draw')]}"
+        draw = draw_of(s)
+        if draw is not None:
+            linear += f", {self.scope.draws[draw]}"
         before: list[str] = []
         if s.op in INT_DIVISIONS and not self.state.constants.get(s.args[1]):
             divisor = f"{args[1]}_or_1_{s.out}"

@@ -77,25 +77,23 @@ class Masks:
             return
         opened = {s.dim for s in inside if isinstance(s, Sweep)}
         lasting = [s for s in inside if isinstance(s, Reduce) and not set(s.dims) <= opened]
-        for s in inside:
-            if isinstance(s, Let) and s.op == "holds":
-                values = self._values(inside, s.out)
-                if all(self._keeps(r, values) for r in lasting):
-                    yield s.attr("guard")
+        for guard in dict.fromkeys(s.attr("guard") for s in inside if isinstance(s, Let) and s.op == "holds"):
+            values = self._values(inside, guard)
+            if all(self._keeps(r, values) for r in lasting):
+                yield guard
 
     # ---------------------------------------------------------------- what a step computes when a guard fails
-    def _values(self, stmts: Sequence[Stmt], failing: int) -> dict[int, list[Value]]:
+    def _values(self, stmts: Sequence[Stmt], failing: tuple[Expr, ...]) -> dict[int, list[Value]]:
         """Values of locals for each value so far, where known."""
         carried = {s.out: s for s in stmts if isinstance(s, Reduce)}
         out: dict[int, list[Value]] = {k: [v] * len(_SO_FAR) for k, v in self.known.items()}
-        guard = next(s.attr("guard") for s in stmts if isinstance(s, Let) and s.out == failing)
         for load in self.loads:
-            if all(is_statistic(load, g) for g in guard):
+            if all(is_statistic(load, g) for g in failing):
                 out[load.out] = [_STATISTIC] * len(_SO_FAR)
         for s in stmts:
             if not isinstance(s, Let):
                 continue
-            if s.op == "holds" and s.attr("guard") == guard:
+            if s.op == "holds" and s.attr("guard") == failing:
                 out[s.out] = [False] * len(_SO_FAR)
             elif s.op in ("running", "before"):
                 r = carried.get(s.args[0])
@@ -110,7 +108,7 @@ class Masks:
 
     def _keeps(self, s: Reduce, values: dict[int, list[Value]]) -> bool:
         def all_are(k: int, x: float) -> bool:
-            return all(v is not None and v != _STATISTIC and v == x for v in values.get(k, [None]))
+            return all(v is not None and v == x for v in values.get(k, [None]))
 
         if s.scale is not None:
             scale = values.get(s.scale, [None])

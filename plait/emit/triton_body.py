@@ -30,9 +30,8 @@ from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.ir.ops import OPS
 from plait.tile.masks import with_conditions
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, operands
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, draw_of, operands
 
 
 @dataclass(frozen=True)
@@ -185,15 +184,15 @@ class Emitter:
         axes = self.ix.ordered(dims)
         args = [self.ix.operand(k, axes) for k in s.args]
         types = [self.types[k] for k in s.args]
-        random = s.op in OPS and OPS[s.op].kind == "random"
+        draw = draw_of(s)
         if s.op == "index":
             args = [f"tl.cast({self.ix.text(attrs['expr'], axes)}, {tl_type(s.dtype)})"]
         elif s.op == "holds":
             args = self.ix.guards(attrs["guard"], axes)
             if not args:
                 self.true.add(s.out)
-        elif random:
-            args += [self.ix.text(attrs["linear"], axes), self.draws[attrs["draw"]]]
+        elif draw is not None:
+            args += [self.ix.text(attrs["linear"], axes), self.draws[draw]]
         fast = self.accuracy.fast_exp(s) if s.op == "exp" else self.accuracy.tolerant(s.out)
         text: str | None = None
         if s.op == "div" and s.dtype is DType.f32:
@@ -203,8 +202,8 @@ class Emitter:
         elif s.op == "exp" and fast and (found := exp_of_difference(s, self.defs, self.ix)) is not None:
             self.put(*found[0])
             text = found[1]
-        elif random:
-            text = by_words(s, args[:2], axes, self.ix, self.draws[attrs["draw"]])
+        elif draw is not None:
+            text = by_words(s, args[:2], axes, self.ix, self.draws[draw])
         text = text or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))
         self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype)

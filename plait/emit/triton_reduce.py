@@ -1,7 +1,8 @@
 """Reductions and scans in Triton text: inside a block, and carried through loops.
 
 In a loop a reduction keeps a whole block of partial results, combined point by point, and reduces across lanes once, after
-the loop; a block that would fill the registers is reduced in every step. A scan in a loop carries the running total of the points before the block.
+the loop; a block that would fill the registers is reduced in every step. A scan in a loop carries the running total of the
+points before the block.
 """
 
 from __future__ import annotations

@@ -27,12 +27,20 @@ def _draw(ctx: Context, op: str, shape: Shape, dtype: DType) -> Tensor:
     """Random values of a compute type, different from those of every other draw."""
     if ctx.rng != "plait":
         raise Unlowered("random numbers are eager's own")
+    _refuse_none(shape)
+    return _node(ctx, op, shape, dtype, ctx.seed(), ctx.serial())
+
+
+def _node(ctx: Context, op: str, shape: Shape, dtype: DType, stream: tuple[Tensor, Tensor], draw: int) -> Tensor:
+    """A draw of a stream (seed, offset)."""
+    reads = [as_read(ctx.expand(s, shape)) for s in stream]
+    linear = ix.flatten([ix.axis(d) for d in range(len(shape))], shape)
+    return whole(ctx.builder.node(op, shape, reads, dtype=dtype, draw=draw, linear=linear))
+
+
+def _refuse_none(shape: Shape) -> None:
     if any(n.const == 0 for n in shape):
         raise Unlowered("no elements to draw")
-    seed, offset = (ctx.expand(s, shape) for s in ctx.seed())
-    linear = ix.flatten([ix.axis(d) for d in range(len(shape))], shape)
-    reads = [as_read(seed), as_read(offset)]
-    return whole(ctx.builder.node(op, shape, reads, dtype=dtype, draw=ctx.serial(), linear=linear))
 
 
 @table("plait.seed.default")
@@ -46,11 +54,8 @@ def seed(ctx: Context, device: torch.device) -> Any:
 def uniform_by_seed(ctx: Context, seed: Tensor, draw: int, size: Sequence[Size]) -> Any:
     """Uniform numbers of a seed: the same ones in the forward and in the backward."""
     shape = _extents(size)
-    if any(n.const == 0 for n in shape):
-        raise Unlowered("no elements to draw")
-    linear = ix.flatten([ix.axis(d) for d in range(len(shape))], shape)
-    reads = [as_read(ctx.expand(s, shape)) for s in (seed, ctx.const(OFFSET, DType.i64))]
-    return whole(ctx.builder.node("rand", shape, reads, dtype=DType.f32, draw=draw, linear=linear))
+    _refuse_none(shape)
+    return _node(ctx, "rand", shape, DType.f32, (seed, ctx.const(OFFSET, DType.i64)), draw)
 
 
 def _plain(ctx: Context, options: dict[str, Any]) -> None:

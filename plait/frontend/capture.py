@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from plait.frontend.fx_nodes import last_placeholder
 from plait.frontend.marks import EQUALITY, keep
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -115,7 +116,7 @@ def _keep_reads_of_overwritten_inputs(graph: fx.Graph, forward: set[fx.Node]) ->
                 keep(r)
             continue
         # the backward reads the input itself: what it must see is a copy from before the write
-        with graph.inserting_after(_last_placeholder(graph)):
+        with graph.inserting_after(last_placeholder(graph)):
             kept = graph.call_function(torch.ops.aten.clone.default, (source,))
         kept.meta = {k: v for k, v in source.meta.items() if k in ("val", "tensor_meta")}
         keep(kept)
@@ -165,11 +166,6 @@ def _writes_to(node: fx.Node) -> bool:
 
 def _is_placeholder(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder"
-
-
-def _last_placeholder(graph: fx.Graph) -> fx.Node:
-    placeholders: list[fx.Node] = [n for n in graph.nodes if n.op == "placeholder"]
-    return placeholders[-1]
 
 
 def _is_float(node: fx.Node) -> bool:

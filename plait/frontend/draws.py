@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from plait.frontend.fx_nodes import call_before, last_placeholder
 from plait.frontend.marks import form_again
 from plait.ir.dtype import DType
 from plait.oracle.semantics import random_values
@@ -51,28 +52,37 @@ torch.library.register_fake(
 
 def draw_by_seed(graph: fx.Graph, forward: set[fx.Node]) -> None:
     """Rewrite the dropouts among `forward` (a joint graph's forward nodes)."""
-    aten = torch.ops.aten
     seeds: dict[torch.device, fx.Node] = {}
     drawn: set[fx.Node] = set()
     for draw, node in enumerate([n for n in graph.nodes if n in forward and _is_dropout(n)]):
-        edit = _Edit(graph, node, drawn)
-        u = edit.call(torch.ops.plait.uniform.default, (_seed_of(graph, node, seeds), draw, edit.size()))
-        x, p = node.args[0], node.args[1] if len(node.args) > 1 else 0.5
-        if node.target is aten.bernoulli.p:
-            hit = edit.call(aten.lt.Scalar, (u, p))
-            like = node.meta["val"]
-            new = edit.call(aten._to_copy.default, (hit,), {"dtype": like.dtype})
-            node.replace_all_uses_with(new)
-        else:
-            mask = edit.call(aten.ge.Scalar, (u, p))
-            kept = edit.call(aten.mul.Tensor, (x, mask), mark=False)
-            assert isinstance(p, float | int)
-            out = edit.call(aten.mul.Tensor, (kept, 1.0 / (1.0 - p)), mark=False)
-            for user in list(node.users):
-                user.replace_all_uses_with((out, mask)[user.args[1]])
-                graph.erase_node(user)
+        x: Any = node.args[0]
+        u = call_before(node, torch.ops.plait.uniform.default, _seed_of(x, seeds), draw, _size(node, x), marked=True)
+        new = _bernoulli(node, u) if node.target is torch.ops.aten.bernoulli.p else _dropped(node, x, u)
+        for n in (u, *new):
+            drawn.add(n)
+            form_again(n)
         graph.erase_node(node)
     _mark_what_follows(graph, forward, drawn)
+
+
+def _bernoulli(node: fx.Node, u: fx.Node) -> tuple[fx.Node, ...]:
+    """Replace it; what is computed from the draw alone."""
+    hit = call_before(node, torch.ops.aten.lt.Scalar, u, _probability(node), marked=True)
+    new = call_before(node, torch.ops.aten._to_copy.default, hit, dtype=node.meta["val"].dtype, marked=True)
+    node.replace_all_uses_with(new)
+    return hit, new
+
+
+def _dropped(node: fx.Node, x: fx.Node, u: fx.Node) -> tuple[fx.Node, ...]:
+    """Replace it; what is computed from the draw alone."""
+    aten, p = torch.ops.aten, _probability(node)
+    mask = call_before(node, aten.ge.Scalar, u, p, marked=True)
+    kept = call_before(node, aten.mul.Tensor, x, mask, marked=True)
+    out = call_before(node, aten.mul.Tensor, kept, 1.0 / (1.0 - p), marked=True)
+    for item in list(node.users):
+        item.replace_all_uses_with(mask if item.args[1] else out)
+        node.graph.erase_node(item)
+    return (mask,)
 
 
 def _mark_what_follows(graph: fx.Graph, forward: set[fx.Node], drawn: set[fx.Node]) -> None:
@@ -89,8 +99,8 @@ def _is_dropout(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.args[0] if node.args else None, fx.Node):
         return False
     if node.target is aten.bernoulli.p:
-        p, val = node.args[1] if len(node.args) > 1 else 0.5, node.meta.get("val")
-        return isinstance(p, float) and node.kwargs.get("generator") is None and isinstance(val, torch.Tensor)
+        given = isinstance(_probability(node), float) and isinstance(node.meta.get("val"), torch.Tensor)
+        return given and node.kwargs.get("generator") is None
     if node.target is not aten.native_dropout.default:
         return False
     p, train = node.args[1:3]
@@ -98,44 +108,23 @@ def _is_dropout(node: fx.Node) -> bool:
     return isinstance(p, float) and 0 < p < 1 and train is not False and only
 
 
-class _Edit:
-    """Nodes put in before another, with its place in the user's code."""
-
-    def __init__(self, graph: fx.Graph, node: fx.Node, drawn: set[fx.Node]) -> None:
-        self.graph, self.node, self.drawn = graph, node, drawn
-        first: Any = node.args[0]
-        self.x: fx.Node = first
-
-    def size(self) -> list[Any]:
-        """The extents of the dropout's tensor, as numbers and, where they vary, as nodes."""
-        shape = self.x.meta["val"].shape
-        size = torch.ops.aten.sym_size.int
-        return [n if isinstance(n, int) else self.call(size, (self.x, d), mark=False) for d, n in enumerate(shape)]
-
-    def call(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, mark: bool = True
-    ) -> fx.Node:
-        """A call before the node; `mark` one that is to be computed again where it is needed."""
-        with self.graph.inserting_before(self.node):
-            out = self.graph.call_function(target, args, kwargs or {})
-        out.meta = {k: v for k, v in self.node.meta.items() if k not in ("val", "tensor_meta", "unbacked_bindings")}
-        with self.x.meta["val"].fake_mode:
-            given, named = fx.map_arg((out.args, out.kwargs), lambda n: n.meta["val"])
-            out.meta["val"] = target(*given, **named)
-        if mark:
-            self.drawn.add(out)
-            form_again(out)
-        return out
+def _probability(node: fx.Node) -> Any:
+    return node.args[1] if len(node.args) > 1 else 0.5
 
 
-def _seed_of(graph: fx.Graph, node: fx.Node, seeds: dict[torch.device, fx.Node]) -> fx.Node:
-    first: Any = node.args[0]
-    device = first.meta["val"].device
-    if device not in seeds:
-        after = [n for n in graph.nodes if n.op == "placeholder"][-1]
-        with graph.inserting_after(after):
-            seed = graph.call_function(torch.ops.plait.seed.default, (device,))
-        with first.meta["val"].fake_mode:
-            seed.meta["val"] = torch.empty([], dtype=torch.int64, device=device)
-        seeds[device] = seed
-    return seeds[device]
+def _size(node: fx.Node, x: fx.Node) -> list[Any]:
+    """The extents of the dropout's tensor, as numbers and, where they vary, as nodes."""
+    size = torch.ops.aten.sym_size.int
+    extents = enumerate(x.meta["val"].shape)
+    return [n if isinstance(n, int) else call_before(node, size, x, d, marked=True) for d, n in extents]
+
+
+def _seed_of(x: fx.Node, seeds: dict[torch.device, fx.Node]) -> fx.Node:
+    val = x.meta["val"]
+    if val.device not in seeds:
+        with x.graph.inserting_after(last_placeholder(x.graph)):
+            seed = x.graph.call_function(torch.ops.plait.seed.default, (val.device,))
+        with val.fake_mode:
+            seed.meta["val"] = torch.ops.plait.seed(val.device)
+        seeds[val.device] = seed
+    return seeds[val.device]

@@ -14,15 +14,17 @@ Nothing here knows attention: the rule of sums holds for any product that stands
 from __future__ import annotations
 
 import collections
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import fx
 
+from plait.frontend.fx_nodes import call_before
 from plait.frontend.marks import EQUALITY, form_again, keep
+from plait.plan.contract_cost import DWARFS
 
-LARGER = 4.0  # than its operands is a product that is formed again
 _PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.expand.default")
 _CASTS = ("aten._to_copy.default", "prims.convert_element_type.default")
@@ -37,7 +39,7 @@ def recompute_products(graph: fx.Graph, forward: set[fx.Node]) -> None:
             continue
         for n in [n for n in region if str(n.target) == "aten._softmax.default"]:
             region.remove(n)
-            region += _write_out(graph, n)
+            region += _write_out(n)
         for n in region:
             form_again(n)
         for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)}:
@@ -79,7 +81,7 @@ def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
     """The product and the values as large that follow from it, down to other products; None where keeping it is better, or
     where something on the way needs it in memory."""
     size = _numel(product)
-    if not size or size < LARGER * sum(_numel(a) for a in product.all_input_nodes):
+    if not size or size < DWARFS * sum(_numel(a) for a in product.all_input_nodes):
         return None
     region: dict[fx.Node, None] = {product: None}
     stack, ends = [product], False
@@ -110,90 +112,72 @@ def _is_simple(n: fx.Node) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------- softmax, written out
-class _Maker:
-    """Nodes before another, with its place in the user's code."""
-
-    def __init__(self, graph: fx.Graph, at: fx.Node) -> None:
-        self.graph, self.at = graph, at
-
-    def __call__(self, target: Any, *args: Any) -> fx.Node:
-        with self.graph.inserting_before(self.at):
-            out = self.graph.call_function(target, args)
-        out.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "tensor_meta", "recompute")}
-        given = fx.map_arg(args, lambda n: n.meta["val"])
-        with next(a.meta["val"] for a in out.all_input_nodes).fake_mode:
-            out.meta["val"] = target(*given)
-        return out
-
-    def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """x in a type; a conversion of ours, not the user's."""
-        return x if x.meta["val"].dtype is dtype else self(torch.ops.prims.convert_element_type.default, x, dtype)
+def _to(at: fx.Node, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """x in a type, before a node; a conversion of ours, not the user's."""
+    convert = torch.ops.prims.convert_element_type.default
+    return x if x.meta["val"].dtype is dtype else call_before(at, convert, x, dtype)
 
 
-def _write_out(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
+def _write_out(softmax: fx.Node) -> list[fx.Node]:
     """Replace a softmax and its gradient; the new values as large as it."""
-    aten, make = torch.ops.aten, _Maker(graph, softmax)
+    aten, make = torch.ops.aten, functools.partial(call_before, softmax)
     x, dim, _ = softmax.args
     assert isinstance(x, fx.Node)
     dtype = softmax.meta["val"].dtype
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    v = make.to(x, wide)
-    e = make(aten.exp.default, make(aten.sub.Tensor, v, make(aten.amax.default, v, [dim], True)))
+    v = _to(softmax, x, torch.float64 if dtype is torch.float64 else torch.float32)
+    shifted = make(aten.sub.Tensor, v, make(aten.amax.default, v, [dim], True))
+    e = make(aten.exp.default, shifted)
     p = make(aten.div.Tensor, e, make(aten.sum.dim_IntList, e, [dim], True))
-    out = make.to(p, dtype)
+    out = _to(softmax, p, dtype)
     softmax.replace_all_uses_with(out)
-    graph.erase_node(softmax)
+    softmax.graph.erase_node(softmax)
     for user in list(out.users):
         if str(user.target) == "aten._softmax_backward_data.default" and user.args[1] is out:
-            _write_out_gradient(graph, user, p)
-    shift = e.args[0]
-    assert isinstance(shift, fx.Node)
-    return list(dict.fromkeys(n for n in (v, shift, e, p, out) if n is not x))
+            _write_out_gradient(user, p)
+    return list(dict.fromkeys(n for n in (v, shifted, e, p, out) if n is not x))
 
 
-def _write_out_gradient(graph: fx.Graph, backward: fx.Node, p: fx.Node) -> None:
+def _write_out_gradient(backward: fx.Node, p: fx.Node) -> None:
     """P * (G - sum P * G), the sum exchanged where it can be."""
-    aten, make = torch.ops.aten, _Maker(graph, backward)
+    aten, make = torch.ops.aten, functools.partial(call_before, backward)
     g, _, dim, dtype = backward.args
     assert isinstance(g, fx.Node) and isinstance(dtype, torch.dtype) and isinstance(dim, int)
-    wide = p.meta["val"].dtype
-    given = make.to(g, wide)
-    row = _exchanged(make, g, p, dim) or make(aten.sum.dim_IntList, make(aten.mul.Tensor, given, p), [dim], True)
+    given = _to(backward, g, p.meta["val"].dtype)
+    row = _exchanged(backward, g, p, dim) or make(aten.sum.dim_IntList, make(aten.mul.Tensor, given, p), [dim], True)
     out = make(aten.mul.Tensor, p, make(aten.sub.Tensor, given, row))
-    backward.replace_all_uses_with(make.to(out, dtype))
-    graph.erase_node(backward)
+    backward.replace_all_uses_with(_to(backward, out, dtype))
+    backward.graph.erase_node(backward)
 
 
 # ---------------------------------------------------------------------------------------------------- the exchange of sums
-def _exchanged(make: _Maker, g: fx.Node, p: fx.Node, dim: int) -> fx.Node | None:
+def _exchanged(at: fx.Node, g: fx.Node, p: fx.Node, dim: int) -> fx.Node | None:
     """sum over k of p * g where g is c * f * (G @ V^T) point by point and p * f * c' is the left factor of a product with V:
     sum over d of G * (that product), times c / c'; or None."""
-    shape = p.meta["val"].shape
-    if dim not in (-1, len(shape) - 1):
+    if dim not in (-1, len(p.meta["val"].shape) - 1):
         return None
-    scale, factors = _factors(g)
-    for inner in [f for f in factors if _is_product(f) and str(f.target) in _PRODUCTS[:2]]:
-        rest = factors - collections.Counter([inner])
+    (scale, factors), (own, mine) = _factors(g), _factors(p)
+    for inner in [f for f in factors if str(f.target) in _PRODUCTS[:2]]:
+        wanted = factors - collections.Counter([inner]) + mine
         grad, turned = inner.args[:2]
         assert isinstance(grad, fx.Node) and isinstance(turned, fx.Node)
         values = _turned(turned)
         for outer in values.users if values is not None else ():
-            if str(outer.target) != str(inner.target) or outer.args[1] is not values:
+            if outer.target is not inner.target or outer.args[1] is not values:
                 continue
-            left, have = outer.args[0], rest + _factors(p)[1]
+            left = outer.args[0]
             assert isinstance(left, fx.Node)
-            own, found = _factors(left)
-            if found == have:
-                return _row_sum(make, grad, outer, scale * _factors(p)[0] / own, shape, p)
+            number, found = _factors(left)
+            if found == wanted:
+                return _row_sum(at, grad, outer, scale * own / number, p)
     return None
 
 
-def _row_sum(make: _Maker, grad: fx.Node, outer: fx.Node, c: float, shape: Any, p: fx.Node) -> fx.Node:
-    aten, wide = torch.ops.aten, p.meta["val"].dtype
-    product = make(aten.mul.Tensor, make.to(grad, wide), make.to(outer, wide))
-    row = make(aten.sum.dim_IntList, product, [-1], True)
-    row = row if c == 1 else make(aten.mul.Tensor, row, c)
-    return make(aten.view.default, row, [*shape[:-1], 1])
+def _row_sum(at: fx.Node, grad: fx.Node, outer: fx.Node, c: float, p: fx.Node) -> fx.Node:
+    aten, val = torch.ops.aten, p.meta["val"]
+    product = call_before(at, aten.mul.Tensor, _to(at, grad, val.dtype), _to(at, outer, val.dtype))
+    row = call_before(at, aten.sum.dim_IntList, product, [-1], True)
+    row = row if c == 1 else call_before(at, aten.mul.Tensor, row, c)
+    return call_before(at, aten.view.default, row, [*val.shape[:-1], 1])
 
 
 def _turned(n: fx.Node) -> fx.Node | None:
@@ -225,23 +209,20 @@ def _factors(n: fx.Node) -> tuple[float, collections.Counter[fx.Node]]:
 
 
 def _split(x: fx.Node) -> tuple[float, list[fx.Node]]:
-    target, args = str(x.target), x.args
+    target = str(x.target)
+    args: Any = x.args
     nodes = [a for a in args if isinstance(a, fx.Node)]
     if target in _CASTS or (target in (*_VIEWS, "aten.clone.default") and _same_rows(x, nodes[0])):
         return 1.0, nodes[:1]
     if target == "aten.mul.Tensor":
-        return (1.0, nodes) if len(nodes) == 2 else (_number(args[1]), nodes)
+        return (1.0, nodes) if len(nodes) == 2 else (float(args[1]), nodes)
     if target == "aten.mul.Scalar":
-        return _number(args[1]), nodes
+        return float(args[1]), nodes
     if target == "aten.div.Tensor" and len(nodes) == 1:
-        return 1.0 / _number(args[1]), nodes
+        return 1.0 / float(args[1]), nodes
     if target == "aten.native_dropout_backward.default":
-        return _number(args[2]), nodes
+        return float(args[2]), nodes
     return 1.0, []
-
-
-def _number(x: Any) -> float:
-    return float(x)
 
 
 def _same_rows(x: fx.Node, source: fx.Node) -> bool:

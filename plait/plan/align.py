@@ -61,6 +61,11 @@ class Alignment:
         first = len(node.axes) - (1 if node.kind == "scan" else node.reduce)
         return [a for i in range(first, len(node.axes)) for a in self.atoms_of(node, i)]
 
+    def kept(self, node: Node) -> list[int]:
+        """Root atoms of the axes that a node does not combine over or run along."""
+        gone = set(self.reduced(node))
+        return [a for a in self.span(node) if a not in gone]
+
     def place(self, node: Node, dim_of: dict[int, Expr]) -> tuple[Expr, ...]:
         """The node's axes as expressions, given an expression for every root atom."""
         out: list[Expr] = []

@@ -19,6 +19,7 @@ WIDEST = 256  # points of an axis that a block may hold whole
 OWN = 0.8  # of the vendor's throughput is what generated products reach
 STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer than FEW rows share what is read
 FEW = 4
+DWARFS = 4.0  # times as large as a product's other tensors is one that had better not be kept in memory
 
 
 def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
@@ -36,7 +37,7 @@ class Tiling:
         products = [n for n in al.nodes if n.kind == "contract"]
         free = {a for n in products for a in self._free(n)}
         row = {a for n in al.nodes if n.reduces for a in al.reduced(n)}
-        inner = [n for n in products if row & set(al.span(n)[: len(al.span(n)) - len(al.reduced(n))])]
+        inner = [n for n in products if row & set(al.kept(n))]
         free -= {a for n in products for a in self._beside(n, row)}
         self.tiles: dict[int, float] = {}
         for a in grid:

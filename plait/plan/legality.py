@@ -72,9 +72,7 @@ def _why_not_again(ctx: Context, al: Alignment, row: set[int], grid: set[int]) -
     """Products are formed once, by one tile, and so is what is stored along the way that tiles stream; what else tiles do
     again is a matter of time."""
     tiling = ctx.model.tiling(al, grid)
-    streamed = {
-        n for n in ctx.stored(frozenset(al.nodes)) if row & set(al.span(n)[: len(al.span(n)) - len(al.reduced(n))])
-    }
+    streamed = {n for n in ctx.stored(frozenset(al.nodes)) if row & set(al.kept(n))}
     for n in al.nodes:
         again = tiling.repeats(n)
         if again > (1 if n.kind == "contract" or n in streamed else _MOST_REPEATS):
@@ -92,7 +90,7 @@ def why_not_crossed(ctx: Context, al: Alignment) -> Reason | None:
         for b in products[:i]:
             if twin_of(a)[0] == twin_of(b)[0]:
                 return Reason(Why.MISALIGNED, "a product and its twin: each is for a nest of its own")
-            crossed = summed[a] & (set(al.span(b)) - summed[b]) and summed[b] & (set(al.span(a)) - summed[a])
+            crossed = summed[a] & set(al.kept(b)) and summed[b] & set(al.kept(a))
             if crossed and a not in _closure(ctx, b, inside) and b not in _closure(ctx, a, inside):
                 return Reason(Why.MISALIGNED, "two products each sum the axis along which the other's results lie")
     return None

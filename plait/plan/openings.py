@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
-from plait.plan.contract_cost import FEW, OWN, STREAM, product_ns
+from plait.plan.contract_cost import DWARFS, FEW, OWN, STREAM, product_ns
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
@@ -23,9 +23,6 @@ def worth_opening(graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], boo
     """Calls (that `can_open`) whose opening saves more traffic and launches than it costs in throughput."""
     judge = _Judge(graph, spec, can_open)
     return frozenset(n for n in graph.nodes() if can_open(n) and judge.gain_ns(n) > 0)
-
-
-LARGER = 4.0  # than a product's other tensors is one that it had better not read
 
 
 class _Judge:
@@ -76,7 +73,7 @@ class _Judge:
         return (
             alone
             and all(u.kind == "map" or self.can_open(u) for u in self.users[s])
-            and self.nbytes(s) >= LARGER * rest
+            and self.nbytes(s) >= DWARFS * rest
         )
 
     def nbytes(self, n: Node) -> float:
@@ -89,18 +86,18 @@ def _depth(n: Node) -> Expr:
     return domain[-2]
 
 
-def lonely(plan: Plan) -> list[int]:
+def lonely(plan: Plan) -> frozenset[int]:
     """Numbers (in `in_order`) of contract nodes that share their kernel with nothing that saves traffic: casts and sums of
     their own call. A twin has the number of what it repeats."""
     number = {n: i for i, n in enumerate(in_order(plan.graph.nodes()))}
-    out: list[int] = []
+    out: set[int] = set()
     for g in plan.kernels():
         products = [n for n in g.nodes if n.kind == "contract"]
         others = [n for n in g.nodes if n.kind != "contract" and n.op not in ("cast", "copy", "const", "index")]
         if len(products) == 1 and not others:
             (n,) = products
-            out.append(number[n] if n in number else int(twin_of(n)[0]))
-    return out
+            out.add(number[n] if n in number else int(twin_of(n)[0]))
+    return frozenset(out)
 
 
 def twin_of(n: Node) -> tuple[Any, int]:

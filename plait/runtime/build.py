@@ -220,8 +220,7 @@ def build_triton(
     device: str,
     size_hint: Callable[[Expr], int] | None = None,
 ) -> list[Built]:
-    """One entry a kernel. With `size_hint`, kernels are compiled
-    now, for sizes like those; else at their first launch."""
+    """One entry a kernel. With `size_hint`, kernels are compiled now, for sizes like those; else at their first launch."""
     if importlib.util.find_spec("triton") is None:
         failed = BuildFailed("triton is not installed", hint="pip install triton")
         return [failed for _ in sources]

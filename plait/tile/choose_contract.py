@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from plait.errors import LowerFailed
 from plait.ir.index import Expr
-from plait.ir.ops import OPS
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
-from plait.tile.program import Dot, Let
+from plait.tile.program import Dot, draw_of
 from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
@@ -127,7 +126,7 @@ def _held(flat: Flat, width: tuple[int, ...]) -> int:
 
 
 def _draws(flat: Flat) -> bool:
-    return any(isinstance(s, Let) and s.op in OPS and OPS[s.op].kind == "random" for s in flat.stmts)
+    return any(draw_of(s) is not None for s in flat.stmts)
 
 
 def _operand_bytes(flat: Flat) -> int:

@@ -177,14 +177,17 @@ class TileProgram:
     @property
     def draws(self) -> tuple[int, ...]:
         """Numbers of the random draws in it. Kernels take them as arguments: layers that draw alike are one kernel."""
-        return tuple(
-            dict.fromkeys(d for s in self.walk() if isinstance(s, Let) and (d := dict(s.attrs).get("draw")) is not None)
-        )
+        return tuple(dict.fromkeys(d for s in self.walk() if (d := draw_of(s)) is not None))
 
     @property
     def numbers(self) -> tuple[Expr, ...]:
         """What a kernel takes beside its buffers, in order: the symbols and the draws."""
         return (*map(ix.sym, self.symbols), *map(ix.const, self.draws))
+
+
+def draw_of(s: Stmt) -> int | None:
+    """The number of the draw that a statement takes random numbers of."""
+    return dict(s.attrs).get("draw") if isinstance(s, Let) else None
 
 
 def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:

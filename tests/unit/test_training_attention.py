@@ -20,7 +20,7 @@ from plait.options import Options
 from plait.oracle.compare import FAIL, compare
 from plait.plan.device import SPECS
 from plait.runtime import report
-from tests.attention_variants import VARIANTS, Sizes, arguments
+from tests.attention_variants import VARIANTS, Sizes, arguments, training_step, widened
 
 LENGTH = 2048
 # forms whose gradients need no sum over pairs of positions but those of queries, keys and values
@@ -101,17 +101,12 @@ def test_gradients(name: str) -> None:
     ]
     given = [x for x in args if x.requires_grad]
 
-    def step(f: Any, xs: Sequence[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
-        y = f(*xs)
-        return [y, *torch.autograd.grad(y, [x for x in xs if x.requires_grad], g.to(y.dtype))]
-
     g = torch.randn_like(fn(*args))
     report.reset()
     torch._dynamo.reset()
-    got = step(torch.compile(fn, backend="plait", dynamic=False, options={"strict": True}), args, g)
-    wide = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in args]
+    got = training_step(torch.compile(fn, backend="plait", dynamic=False, options={"strict": True}), args, g)
     assert len(got) == 1 + len(given)
-    for a, b, c in zip(got, step(fn, args, g), step(fn, wide, g), strict=True):
+    for a, b, c in zip(got, training_step(fn, args, g), training_step(fn, widened(args), g), strict=True):
         assert compare(a, b, c).status is not FAIL, f"{name}: {compare(a, b, c)}"
     forward = report.all()[0].details["compiled"]
     assert not [n for launch in forward.launches for s in launch.groups for n in s.stored if n.shape[-2:] == (200, 200)]
