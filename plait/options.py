@@ -58,6 +58,7 @@ class Options:
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
     explain: bool = False
+    gluon: bool = False
     threads: int | None = None  # None: as many as torch uses at the time of the call
     cuda_graphs: bool | None = None  # None: in mode max only
     pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off
@@ -83,7 +84,10 @@ class Options:
 
     def codegen_key(self) -> str:
         """The settings that can change generated code, as text for cache keys."""
-        return f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan}"
+        return (
+            f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan} "
+            f"gluon={self.gluon}"
+        )
 
     @property
     def records_graphs(self) -> bool:
@@ -103,7 +107,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "backend": BACKENDS,
     "plan": ("greedy", "none"),
 }
-_BOOLS = ("strict", "explain", "cuda_graphs")
+_BOOLS = ("strict", "explain", "gluon", "cuda_graphs")
 _INTS: dict[str, tuple[int, int]] = {
     "check": (0, 4),
     "cache_mb": (1, 1 << 30),

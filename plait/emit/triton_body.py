@@ -64,15 +64,17 @@ class _Checked:
 class Emitter:
     """Emits one program as a function. `single`: it is a kernel of its own, not one of several parts."""
 
-    def __init__(self, program: TileProgram, number: int, first_code: int, single: bool) -> None:
+    def __init__(
+        self, program: TileProgram, number: int, first_code: int, single: bool, indexer: Indexer | None = None
+    ) -> None:
         for b in program.buffers:
             if b.role == "scratch":
                 raise LowerFailed(f"{program.name}: scratch buffers are not kept on a GPU")
         self.number, self.first_code = number, first_code
         self.prefix = "" if single else f"p{number}_"
         self.draws = {d: f"draw{number}_{k}" for k, d in enumerate(program.draws)}
-        self.dims = plan_dims(program)
-        self.ix = Indexer(self.dims, program.schedule.vector)
+        self.ix = indexer or Indexer(plan_dims(program), program.schedule.vector)
+        self.dims = self.ix.dims
         self.grid = Grid(self.ix, program.symbols)
         looped = frozenset(d.index for d in self.dims if d.looped)
         program = self.program = _prepared(program, self.ix, looped)
@@ -105,7 +107,7 @@ class Emitter:
     def function(self, name: str, block: str, first: tuple[str, ...] = ()) -> str:
         """The text of a function that does the work of the block whose number is the expression `block`."""
         self.body(merge_passes(self.program, frozenset(d.index for d in self.dims if d.looped)))
-        body = _without_unused("\n".join(self.lines))
+        body = without_unused("\n".join(self.lines))
         parameters = ", ".join((*first, *(a.name for a in self.args)))
         text = (
             f"{decorator(self.args)}\ndef {name}({parameters}):\n"
@@ -312,7 +314,7 @@ class Emitter:
         if not d.looped:
             self.body(s.body)
             return
-        carried = [r for r in _statements(s.body) if _begins(r, s.dim, self.pending)]
+        carried = [r for r in reductions_in(s.body) if begins(r, s.dim, self.pending)]
         own = [r for r in carried if isinstance(r, Reduce) and self.carried.owns(r)]
         for r in carried:
             self.pending.add(r.out)
@@ -360,24 +362,25 @@ def _prepared(program: TileProgram, indexer: Indexer, looped: frozenset[int]) ->
     return scale_late(with_conditions(loads_before_loops(without_small_dots(program, indexer), looped)))
 
 
-def _begins(r: Stmt, dim: int, pending: set[int]) -> bool:
+def begins(r: Stmt, dim: int, pending: set[int]) -> bool:
     """The accumulator of `r` starts before the loop over `dim`: its outermost."""
     if isinstance(r, Reduce):
         return dim in r.dims and r.out not in pending
     return isinstance(r, Scan) and r.dim == dim
 
 
-def _statements(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
+def reductions_in(body: tuple[Stmt, ...]) -> list[Reduce | Scan]:
+    """Reductions and scans of a body, those inside its sweeps too."""
     out: list[Reduce | Scan] = []
     for s in body:
         if isinstance(s, Sweep):
-            out += _statements(s.body)
+            out += reductions_in(s.body)
         elif isinstance(s, (Reduce, Scan)):
             out.append(s)
     return out
 
 
-def _without_unused(body: str) -> str:
+def without_unused(body: str) -> str:
     """The text without definitions of values that nothing uses."""
     lines, before = body.split("\n"), -1
     defines = re.compile(r" *(v\d+s?) = ")

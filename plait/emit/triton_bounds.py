@@ -35,7 +35,7 @@ def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
     would change, are not visited; the mask is left out of those that it excludes nothing of, when these come first."""
     d = indexer.dims[s.dim]
     extent = indexer.text(d.extent, ())
-    found = _bounds(s, defs, indexer)
+    found = bounds_of(s, defs, indexer)
     lower = [b for b in found if b.rising]
     upper = [b for b in found if not b.rising]
     start, end = "0", extent
@@ -63,18 +63,19 @@ def longest_last(program: TileProgram, defs: Defs, indexer: Indexer) -> frozense
     out: set[int] = set()
     for s in program.walk():
         if isinstance(s, Sweep) and indexer.dims[s.dim].looped:
-            for b in _bounds(s, defs, indexer):
+            for b in bounds_of(s, defs, indexer):
                 coefficients = b.guard.linear()[0].items()
                 out |= {a.args[0] for a, c in coefficients if (c.const or 0) > 0 and not b.rising}  # type: ignore[misc]
     return frozenset(out)
 
 
-def _bounds(s: Sweep, defs: Defs, indexer: Indexer) -> list[_Bound]:
+def bounds_of(s: Sweep, defs: Defs, indexer: Indexer) -> list[Bound]:
+    """What a sweep's guards say of its points, where nothing changes outside them."""
     return [b for g in _guards(s) if (b := _bound(g, s, indexer)) is not None and _excludes(g, s, defs)]
 
 
 @dataclass(frozen=True)
-class _Bound:
+class Bound:
     """guard = slope * axis(dim) + rest >= 0, over a block: `most` and `least` are the rest's extremes."""
 
     guard: Expr
@@ -107,7 +108,7 @@ def _guards(s: Sweep) -> Iterator[Expr]:
             seen.update(x.attr("guard"))
 
 
-def _bound(g: Expr, s: Sweep, indexer: Indexer) -> _Bound | None:
+def _bound(g: Expr, s: Sweep, indexer: Indexer) -> Bound | None:
     """A guard that is linear in the swept dim and in dims of which the loop knows the block."""
     inside = {x.dim for x in walk((s,)) if isinstance(x, Sweep) and indexer.dims[x.dim].looped}
     if s.dim not in g.axes() or g.values() or not g.axes() - {s.dim} <= set(range(len(indexer.dims))) - inside:
@@ -126,7 +127,7 @@ def _bound(g: Expr, s: Sweep, indexer: Indexer) -> _Bound | None:
         first, last = block_part(indexer.dims[i])
         most = most + (last if c.const > 0 else first) * c
         least = least + (first if c.const > 0 else last) * c
-    return _Bound(g, indexer.dims[s.dim], slope, most, least) if slope else None
+    return Bound(g, indexer.dims[s.dim], slope, most, least) if slope else None
 
 
 def _excludes(g: Expr, s: Sweep, defs: Defs) -> bool:

@@ -50,13 +50,7 @@ class Grid:
         for d in self.dims:
             if not d.looped or d.blocked:
                 defs += self._variables(d, d.looped)
-        needed = set(re.findall(r"\w+", body))
-        kept: list[str] = []
-        for name, text in reversed(defs):
-            if name in needed:
-                kept.append(f"    {name} = {text}")
-                needed |= set(re.findall(r"\w+", text))
-        return kept[::-1]
+        return needed_for(body, defs)
 
     def _coordinates(self, block: str) -> list[tuple[str, str]]:
         grid = self._cut_dims()
@@ -107,7 +101,7 @@ class Grid:
         if d.covered:
             out.append((d.name, lane))
         else:
-            out += [(f"{d.name}_start", f"{d.name}_tile * {d.tile}"), (d.name, f"{d.name}_start + {lane}")]
+            out += [(f"{d.name}_start", f"{d.name}_tile * {d.block}"), (d.name, f"{d.name}_start + {lane}")]
         return [*out, *self.inside(d)]
 
     def inside(self, d: DimPlan) -> list[tuple[str, str]]:
@@ -119,6 +113,17 @@ class Grid:
             return [(f"{d.name}_ok", f"{d.name} < {extent}")]
         # compared in 32 bits, lane by lane
         return [(f"{d.name}_ok", f"{d.name}_lane < tl.cast(tl.minimum({extent} - {d.name}_start, {d.tile}), tl.int32)")]
+
+
+def needed_for(body: str, defs: list[tuple[str, str]]) -> list[str]:
+    """Lines of those (name, text) definitions that a body uses, or that used ones need."""
+    needed = set(re.findall(r"\w+", body))
+    kept: list[str] = []
+    for name, text in reversed(defs):
+        if name in needed:
+            kept.append(f"    {name} = {text}")
+            needed |= set(re.findall(r"\w+", text))
+    return kept[::-1]
 
 
 def _place(d: DimPlan) -> str:

@@ -26,7 +26,8 @@ _NARROW = 2**31
 
 @dataclass(frozen=True)
 class DimPlan:
-    """How one dim is cut. `tile` points a block; `covered`: one block takes it all; `looped`: walked by a loop."""
+    """How one dim is cut. `tile` points a block (`parts` groups of warps take as many each); `covered`: one block takes it
+    all; `looped`: walked by a loop."""
 
     index: int
     name: str
@@ -35,6 +36,12 @@ class DimPlan:
     covered: bool
     looped: bool
     is_row: bool
+    parts: int = 1
+
+    @property
+    def block(self) -> int:
+        """Points that a block takes."""
+        return self.tile * self.parts
 
     @property
     def blocked(self) -> bool:
@@ -45,17 +52,17 @@ class DimPlan:
     def wide(self) -> bool:
         """Its points may not fit 32 bits."""
         n = self.extent.const
-        return n is None or n + self.tile >= _NARROW
+        return n is None or n + self.block >= _NARROW
 
     @property
     def even(self) -> bool:
         """The tile divides the extent for certain: no mask."""
-        return self.tile == 1 or (self.extent.const != 0 and ix.mod(self.extent, self.tile) is ix.ZERO)
+        return self.tile == 1 or (self.extent.const != 0 and ix.mod(self.extent, self.block) is ix.ZERO)
 
     @property
     def tiles(self) -> Expr:
         """How many tiles there are."""
-        return ix.ONE if self.covered else ix.floordiv(self.extent + (self.tile - 1), self.tile)
+        return ix.ONE if self.covered else ix.floordiv(self.extent + (self.block - 1), self.block)
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,7 @@ class Indexer:
             d = self.dims[k]
             if a.kind == "lane":
                 return d.tile
-            return None if d.wide or d.extent.const is None else d.extent.const + d.tile
+            return None if d.wide or d.extent.const is None else d.extent.const + d.block
         if a.kind == "value":
             assert isinstance(k, int)
             return self.bounds.get(k)
@@ -306,7 +313,7 @@ def block_part(d: DimPlan) -> tuple[Expr, Expr]:
     if not d.blocked:
         return ix.axis(d.index), ix.axis(d.index)
     first = ix.ZERO if d.covered else _pseudo("start", d.index)
-    return first, first + (d.tile - 1)
+    return first, first + (d.block - 1)
 
 
 def _pseudo(kind: str, i: int) -> Expr:

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from plait.emit.cpp import CppKernel
+from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.triton import TritonSource, emit_triton
-from plait.errors import BuildFailed, UnsupportedProgram
+from plait.errors import BuildFailed, LowerFailed, UnsupportedProgram
 from plait.options import Options, triton_is_interpreted
 from plait.runtime import report
 from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures
 from plait.runtime.cache import cache_for
 from plait.runtime.dump import record_levels
 from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
+from plait.runtime.gluon_kernel import GluonKernel, can_run
 from plait.runtime.link import Launch
 from plait.runtime.tune import Tuned
 from plait.tile.schedule import Schedule
@@ -85,7 +87,9 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
     saturates = bool(torch.tensor(1e6).to(torch.float8_e4m3fn).float().isfinite())
     for launch in launches:
         schedules = _schedules(launch, options)
-        spans.append((len(sources), [str(s) for s in schedules]))
+        lower = _in_gluon(launch, compiled.graph.device, options)
+        spans.append((len(sources), ["gluon"] * (lower is not None) + [str(s) for s in schedules]))
+        sources += [lower] if lower is not None else []
         for n, schedule in enumerate(schedules):
             parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
             name = launch.name if n == 0 else f"{launch.name}_v{n}"
@@ -93,17 +97,37 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
     record_levels(compiled, {s.name: s.text for s in sources}, options)
     built = build_triton(sources, compiled.graph.device, compiled.graph.hint)
     out: list[Built] = []
-    for first, names in spans:
-        usable = [
-            (b, n)
-            for b, n in zip(built[first : first + len(names)], names, strict=True)
-            if not isinstance(b, BuildFailed)
-        ]
-        if isinstance(built[first], BuildFailed) or len(usable) == 1:
-            out.append(built[first])
-        else:
-            out.append(Tuned([b for b, _ in usable], [n for _, n in usable]))
+    for launch, (first, names) in zip(launches, spans, strict=True):
+        out.append(_chosen(launch.name, built[first : first + len(names)], names))
     return out
+
+
+def _chosen(name: str, built: Sequence[Built], names: Sequence[str]) -> Built:
+    """One kernel of several that do the same: the default first, or before it one in Gluon, which needs it beside itself."""
+    usable = [(b, n) for b, n in zip(built, names, strict=True) if not isinstance(b, BuildFailed)]
+    lower, default = built[0], built[names[0] == "gluon"]
+    if isinstance(lower, GluonKernel) and not isinstance(default, BuildFailed):
+        lower.plain = default
+    if isinstance(lower, BuildFailed) and lower is not default:
+        report.current().details.setdefault("gluon", {})[name] = lower.message
+    if isinstance(default, BuildFailed) or len(usable) == 1:
+        return default
+    return Tuned([b for b, _ in usable], [n for _, n in usable])
+
+
+def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | None:
+    """The launch as a kernel for Hopper, where that is asked for and there is a form of it."""
+    if not options.gluon or not can_run(device):
+        return None
+    said: dict[str, str] = report.current().details.setdefault("gluon", {})
+    if len(launch.parts) != 1:
+        said[launch.name] = "several parts"
+        return None
+    try:
+        return emit_gluon(launch.parts[0].program, f"{launch.name}_h")
+    except LowerFailed as failed:
+        said[launch.name] = failed.message
+        return None
 
 
 def _schedules(launch: Launch, options: Options) -> list[Schedule | None]:

@@ -23,14 +23,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from plait.emit import cpp
+from plait.emit.gluon import Descriptor, GluonSource
 from plait.emit.triton import TritonSource
 from plait.emit.writer import identifier
 from plait.errors import BuildFailed
+from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.options import cxx_command
 from plait.runtime import folders, report
 from plait.runtime.cache import Cache, load_library_bytes
 from plait.runtime.folders import Unsafe
+from plait.runtime.gluon_kernel import Base, GluonKernel
 from plait.runtime.kernel import CppKernel, Kernel
 from plait.runtime.locks import Lock
 from plait.runtime.triton_kernel import TritonKernel
@@ -228,7 +231,9 @@ def build_triton(
     same_as = []
     for place, s in enumerate(sources):
         plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, _without_comments(s.text, "#"))
-        same_as.append(texts.setdefault((plain, s.args, s.programs, s.num_warps, s.num_stages, s.numbers), place))
+        views = s.descriptors if isinstance(s, GluonSource) else ()
+        key = (plain, s.args, s.programs, s.num_warps, s.num_stages, s.numbers, views)
+        same_as.append(texts.setdefault(key, place))
     distinct = [p for p in range(len(sources)) if same_as[p] == p]
     built = _side_by_side(lambda p: _build_triton_one(sources[p], device, size_hint), distinct)
     done = dict(zip(distinct, built, strict=True))
@@ -245,7 +250,12 @@ def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Ex
         return bool(getattr(hook, "calls", hook))
 
     try:
-        kernel = TritonKernel(source, _import_text(source), device, watched)
+        function = _import_text(source)
+        kernel: TritonKernel | GluonKernel
+        if isinstance(source, GluonSource):
+            kernel = GluonKernel(source, function, device, watched, _Descriptors())
+        else:
+            kernel = TritonKernel(source, function, device, watched)
         if size_hint is not None:
             kernel.compile(size_hint)
     except Exception as error:  # Triton raises all kinds; the group then runs in eager, with this reason
@@ -255,6 +265,31 @@ def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Ex
             artifact=_keep({f"{source.name}.py": source.text, "error.txt": words}),
         )
     return kernel
+
+
+class _Descriptors:
+    """Makes Triton's tensor descriptors (gluon_kernel.Maker)."""
+
+    def describe(self, d: Descriptor, base: Base, shape: Sequence[int]) -> Any:
+        """A descriptor as Triton's entry takes it."""
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        element = gl.bfloat16 if d.dtype is DType.bf16 else gl.float16
+        layout = gl.NVMMASharedLayout.get_default_for(list(d.block), element)
+        return TensorDescriptor(base, list(shape), list(d.strides), list(d.block), layout)
+
+    def expand(self, compiled: Any, made: Sequence[Any]) -> tuple[Callable[..., Any], list[list[Any]]]:
+        """The launcher below the one that makes descriptors anew at every launch, and what it takes for each."""
+        from triton.backends.nvidia import driver
+
+        launch, meta = compiled.run.launch, getattr(compiled.metadata, "tensordesc_meta", None)
+        names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
+        make = getattr(driver, "make_tensordesc_arg", None)
+        if make is None or not meta or "launcher" not in names:
+            return launch, [[d] for d in made]
+        below = launch.__closure__[names.index("launcher")].cell_contents
+        return below, [make(d, m) for d, m in zip(made, meta, strict=True)]
 
 
 @functools.cache

@@ -1,0 +1,371 @@
+"""The text of a Gluon kernel: two groups of four warps that compute, and one warp that copies tiles into shared memory.
+
+A block has 128 rows, each group 64 of them. Both streamed factors go through rings of tiles; a barrier tells when a tile
+has come, another when both groups have read it. In every step a group issues the scores of this tile and the sums of the
+last one, works on the scores point by point while the sums are formed, and then rescales them:
+
+    scores(t) issued;  sums += weights(t-1) . values(t-1) issued;  wait scores(t);  weights(t) = points(scores(t));  wait sums
+
+What happens point by point is the text of the plain Triton emitter, in functions of their own: one for whole tiles, one for
+tiles that a mask or the end of the stream cuts. The first tile's sums come a step later, so it stands before the loops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from plait.emit.gluon_descriptor import Place, place_of
+from plait.emit.gluon_loop import Tiles, tiles_of
+from plait.emit.gluon_shape import GROUP_ROWS, PARTS, Stream, TileIndexer
+from plait.emit.triton_body import Emitter, begins, reductions_in, without_unused
+from plait.emit.triton_bounds import Segment
+from plait.emit.triton_grid import needed_for
+from plait.emit.triton_index import Local, size_name
+from plait.emit.triton_ops import convert, tl_type
+from plait.errors import LowerFailed
+from plait.tile.program import Dot, Load, Reduce, Store, Sweep, TileProgram
+
+_RINGS = ("right_ready", "right_free", "values_ready", "values_free")
+_REGISTERS = (240, 24)  # a thread of the second group (the first has what is left, as many), and of the copying warp
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DEFINED = re.compile(r"^ *([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?:: gl\.constexpr)? = ", re.M)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """A function that works on one tile's scores."""
+
+    name: str
+    lines: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+def names_in(text: str) -> set[str]:
+    """Identifiers of a text."""
+    return set(_NAME.findall(text))
+
+
+def defined_in(text: str) -> set[str]:
+    """Names that the lines of a text assign."""
+    return {n for found in _DEFINED.findall(text) for n in found.split(", ")}
+
+
+class GluonEmitter(Emitter):
+    """Emits one program that has the shape of a stream."""
+
+    ix: TileIndexer
+
+    def __init__(self, program: TileProgram, stream: Stream) -> None:
+        super().__init__(program, 0, 0, True, TileIndexer(program, stream))
+        self.stream = stream
+        self.stream_name = self.dims[stream.stream].name
+        d = self.dims
+        sides = {
+            "left": (stream.left, d[stream.rows], d[stream.depth]),
+            "right": (stream.right, d[stream.stream], d[stream.depth]),
+            "values": (stream.values, d[stream.stream], d[stream.width]),
+        }
+        self.places: dict[str, Place] = {
+            name: place_of(load, stream.operand, outer, inner, f"{name}_tiles", self.ix)
+            for name, (load, outer, inner) in sides.items()
+        }
+        self.tiles: Tiles | None = None
+        self.points: dict[bool, _Points] = {}
+        self.carried_names: tuple[str, ...] = ()
+        self.scale: Local | None = None
+
+    # ---------------------------------------------------------------- statements
+    def load(self, s: Load) -> None:
+        if s in self.stream.loads():
+            self.ix.locals[s.out] = Local("", self.ix.ordered(s.span), s.dtype)
+            return
+        super().load(s)
+
+    def store(self, s: Store) -> None:
+        b = self.program.buffers[s.buffer]
+        stored = self.accuracy.rounded_from(s.value, b.dtype)
+        v = self.ix.locals[stored]
+        axes = self._access_axes((*s.span, *v.axes), (s.address, *s.guard))
+        if v.axes != axes and len(axes) == 2:
+            raise LowerFailed("a vector is stored as a tile")
+        value = convert(v.text, v.dtype, b.dtype)
+        self.ix.stored = True
+        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        address = self.ix.address(self._pointer(s.buffer), s.address, axes)
+        # converted in the narrow type: it passes through shared memory
+        value = self.ix.widen(value, axes, axes) if len(axes) == 2 else value
+        self.ix.stored = False
+        self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")
+
+    def reduce(self, s: Reduce) -> None:
+        if s.out == self.stream.first.out:
+            self.ix.locals[s.out] = Local("scores", (self.stream.rows, self.stream.stream), s.dtype)
+        elif s.out == self.stream.second.out:
+            assert isinstance(s, Dot)
+            m = self.carried.matrices[s.out]
+            self.put(f"weights = gl.convert_layout({self.carried._factor(m.left, m, m.rows, True)}, WEIGHTS)")
+            self.scale = None
+            if s.scale is not None:
+                v = self.ix.locals[s.scale]
+                self.put(f"scale = {v.text}")
+                self.scale = Local("scale", v.axes, v.dtype)
+        else:
+            super().reduce(s)
+
+    def sweep(self, s: Sweep) -> None:
+        if s.dim != self.stream.stream:
+            super().sweep(s)
+            return
+        carried = [r for r in reductions_in(s.body) if begins(r, s.dim, self.pending) and isinstance(r, Reduce)]
+        second = next(r for r in carried if r.out == self.stream.second.out)
+        if second.out in self.carried.read:
+            raise LowerFailed("the loop reads the sums of the second product")
+        others = [r for r in carried if r is not second]
+        own = [r for r in others if self.carried.owns(r)]
+        for r in others:
+            self.pending.add(r.out)
+            lines = self.carried.begin(r) if r in own else self.reducer.begin(r, self.types[r.arg])
+            axes = self.ix.ordered(r.span if r in own else self._kept(r))
+            self.put(*(self._laid(line, axes) for line in lines))
+        self.pending.add(second.out)
+        self.carried_names = tuple(f"acc{r.out}" for r in others)
+        self.tiles = tiles_of(s, self.defs, self.ix)
+        whole = self.tiles.whole
+        if whole != self.tiles.cut:
+            self._step(s, "cut", self.tiles.cut, own)
+        if whole is not None:
+            self._step(s, "whole", whole, own)
+        self.put(*self._pipeline())
+        self.pending -= {r.out for r in carried}
+        self.put(*self.reducer.end([r for r in others if r not in own]))
+        for r in own:
+            self.put(*self.carried.end(r))
+        self.put(*self.carried.end(second))
+
+    def _kept(self, r: Reduce) -> tuple[int, ...]:
+        """Dims of the block of partial results that a plain reduction keeps."""
+        shape = self.reducer._carried_shape(r)
+        full = self.reducer._full_axes(r)
+        return full if shape == self.ix.shape(full) else tuple(i for i in full if i not in r.dims)
+
+    def _laid(self, line: str, axes: tuple[int, ...]) -> str:
+        """A tl.full with the layout of its axes."""
+        return f"{line[:-1]}, {self.ix.layout(axes)})" if axes else line
+
+    def _step(self, s: Sweep, name: str, part: Segment, own: list[Reduce]) -> None:
+        """The function for one kind of tile."""
+        d = self.dims[s.dim]
+        known = self.ix.true, self.ix.whole, self.true, self.lines, dict(self.ix.locals)
+        self.ix.true, self.true, self.lines = self.ix.true | part.true, set(self.true), []
+        self.ix.whole = self.ix.whole | ({s.dim} if part.whole else set())
+        self.carried.again(own)
+        self.body(s.body)
+        results = ("weights", *(("scale",) if self.scale else ()), *self.carried_names)
+        body = "\n".join(self.lines)
+        defs = [(d.name, f"{d.name}_start + {d.name}_lane"), *([] if part.whole else self.grid.inside(d))]
+        text = without_unused("\n".join([*needed_for(body, defs), body, f"    return {', '.join(results)}"]))
+        self.points[part.whole] = _Points(f"{name}_tile", tuple(text.split("\n")), results)
+        self.ix.true, self.ix.whole, self.true, self.lines, self.ix.locals = known
+
+    # ---------------------------------------------------------------- the loop
+    def _pipeline(self) -> list[str]:
+        """Lines of the consumer from the first tile to the last sums."""
+        assert self.tiles is not None
+        s = self.stream
+        rows, tile, width = (self.dims[i].tile for i in (s.rows, s.stream, s.width))
+        turned = self.places["right"].turned
+        sums = f"acc{s.second.out}"
+        right = f"right.index(slot).reshape([{self._tile_shape('right')}])" + ("" if turned else ".permute((1, 0))")
+        values = f"values.index(last).reshape([{self._tile_shape('values')}])"
+        values += ".permute((1, 0))" if self.places["values"].turned else ""
+        first = self.points[self.tiles.whole == self.tiles.cut]
+        out = [
+            f"{sums} = gl.zeros([{rows}, {width}], gl.float32, ACC)",
+            f"nothing = gl.zeros([{rows}, {tile}], gl.float32, SCORES)",
+            "slot = 0",
+            "mbarrier.wait(right_ready.index(slot), 0)",
+            f"issued = warpgroup_mma(left, {right}, nothing, use_acc=False, is_async=True)",
+            "scores = warpgroup_mma_wait(0, deps=(issued,))",
+            "mbarrier.arrive(right_free.index(slot), count=1)",
+            self._call(first, "first"),
+        ]
+        for start, end, is_whole in self.tiles.loops:
+            out.append(f"for t in range({start}, {end}):")
+            out += [
+                "    " + line
+                for line in (
+                    "slot = t % STAGES",
+                    "last = (t - 1) % STAGES",
+                    "mbarrier.wait(right_ready.index(slot), (t // STAGES) & 1)",
+                    f"issued = warpgroup_mma(left, {right}, nothing, use_acc=False, is_async=True)",
+                    "mbarrier.wait(values_ready.index(last), ((t - 1) // STAGES) & 1)",
+                    f"summed = warpgroup_mma(weights, {values}, {sums}, is_async=True)",
+                    "scores = warpgroup_mma_wait(1, deps=(issued,))",
+                    "mbarrier.arrive(right_free.index(slot), count=1)",
+                    self._call(self.points[is_whole], f"first + t * {tile}"),
+                    f"{sums} = warpgroup_mma_wait(0, deps=(summed,))",
+                    "mbarrier.arrive(values_free.index(last), count=1)",
+                    *self._rescaled(sums),
+                )
+            ]
+        return [
+            *out,
+            "last = (count - 1) % STAGES",
+            "mbarrier.wait(values_ready.index(last), ((count - 1) // STAGES) & 1)",
+            f"summed = warpgroup_mma(weights, {values}, {sums}, is_async=True)",
+            f"{sums} = warpgroup_mma_wait(0, deps=(summed,))",
+        ]
+
+    def _call(self, p: _Points, start: str) -> str:
+        return f"{', '.join(p.results)} = {p.name}({start}, @{p.name}@)"
+
+    def _rescaled(self, sums: str) -> list[str]:
+        if self.scale is None:
+            return []
+        return [f"{sums} = {sums} * {self.carried._flat(self.carried.matrices[self.stream.second.out], self.scale)}"]
+
+    def _tile_shape(self, name: str) -> str:
+        return ", ".join(str(n) for n in self.places[name].descriptor.block[-2:])
+
+    # ---------------------------------------------------------------- functions
+    def module(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """The text of all functions, and the names of the buffers' pointers that the kernel takes."""
+        self.body(self.program.body)
+        if self.tiles is None:
+            raise LowerFailed("the stream is not swept")
+        coordinates = [*self.tiles.lines]
+        given = {size_name(s) for s in self.program.symbols} | {
+            self._pointer(i) for i in range(len(self.program.buffers))
+        }
+        outer = given | {"first", "low", "high", "count", *self._coordinates()}
+        body = "\n".join(self.lines)
+        texts = {p.name: "\n".join(p.lines) for p in self.points.values()}
+        lanes = needed_for("\n".join([body, *texts.values()]), self._lanes_of_dims())
+        inside = defined_in(body) | defined_in("\n".join(lanes)) | outer
+        functions: list[str] = []
+        for p in self.points.values():
+            text = texts[p.name]
+            start = f"{self.stream_name}_start"
+            local = needed_for(text, [self._lane(self.stream.stream)])
+            given = {start, "scores", *self.carried_names}
+            env = sorted((names_in(text) & inside) - defined_in(text) - defined_in("\n".join(local)) - given)
+            env = ["scores", *self.carried_names, *env]
+            body = body.replace(f"@{p.name}@", ", ".join(env))
+            functions.append(_function(p.name, [start, *env], [*self._layouts(text), *local, *p.lines]))
+        lanes = needed_for(body, self._lanes_of_dims())
+        consumer = "\n".join([*lanes, without_unused(body)])
+        shared = ["left", "right", "values", *_RINGS]
+        env = sorted(names_in(consumer) & outer)
+        functions.append(
+            _function("consumer", [*shared, *env, "STAGES: gl.constexpr"], [*self._layouts(body), consumer])
+        )
+        functions.append(self._producer())
+        functions.append(self._kernel(name, env, coordinates))
+        used = names_in("\n".join([consumer, *texts.values(), functions[-1]]))
+        pointers = [self._pointer(i) for i in range(len(self.program.buffers)) if self._pointer(i) in used]
+        text = "\n\n".join((*self.reducer.functions.values(), *functions)).replace("@pointers@", ", ".join(pointers))
+        return text, tuple(pointers)
+
+    def _coordinates(self) -> list[str]:
+        """Names that say where a block stands."""
+        out: list[str] = []
+        for d in self.dims:
+            out += [d.name] if not d.blocked else [f"{d.name}_start"] if not d.covered and not d.looped else []
+        return out
+
+    def _lane(self, i: int) -> tuple[str, str]:
+        d = self.dims[i]
+        return f"{d.name}_lane", f"gl.arange(0, {d.tile}, {self.ix.layout((i,))})"
+
+    def _lanes_of_dims(self) -> list[tuple[str, str]]:
+        s, out = self.stream, [self._lane(self.stream.rows), self._lane(self.stream.width)]
+        for i in (s.rows, s.width):
+            d = self.dims[i]
+            out.append((d.name, f"{d.name}_lane" if d.covered else f"{d.name}_start + {d.name}_lane"))
+            out += self.grid.inside(d)
+        return out
+
+    def _layouts(self, text: str) -> list[str]:
+        """Definitions of the layouts that a function uses."""
+        s = self.stream
+        tile, width = self.dims[s.stream].tile, self.dims[s.width].tile
+        across = min(32, width // 8)
+        mma = "gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {}, 16])"
+        defs = [
+            ("SCORES", mma.format(tile)),
+            ("ACC", mma.format(width)),
+            ("OUT", f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [4, 1], [1, 0])"),
+            ("WEIGHTS", "gl.DotOperandLayout(0, ACC, 2)"),
+        ]
+        for name, matrix in (("SCORE", "SCORES"), ("ACC", "ACC"), ("OUT", "OUT")):
+            defs.append((f"{name}_ROWS", f"gl.SliceLayout(1, {matrix})"))
+            defs.append((f"{name}_COLUMNS", f"gl.SliceLayout(0, {matrix})"))
+        lines = needed_for(
+            text + " ".join(f"{t}" for _, t in (self._lane(i) for i in (s.rows, s.stream, s.width))), defs
+        )
+        return [line.replace(" = ", ": gl.constexpr = ", 1) for line in lines]
+
+    def _producer(self) -> str:
+        tile = self.dims[self.stream.stream].tile
+        lines = ["for t in range(count):", "    slot = t % STAGES", f"    start = first + t * {tile}"]
+        for name in ("right", "values"):
+            place = self.places[name]
+            lines += [
+                f"    mbarrier.wait({name}_free.index(slot), ((t // STAGES) & 1) ^ 1)",
+                f"    mbarrier.expect({name}_ready.index(slot), {name}_tiles.block_type.nbytes)",
+                f"    tma.async_copy_global_to_shared({name}_tiles, {place.at('start')}, {name}_ready.index(slot), "
+                f"{name}.index(slot))",
+            ]
+        return _function("producer", [*self._producer_args(), "STAGES: gl.constexpr"], ["    " + x for x in lines])
+
+    def _producer_args(self) -> list[str]:
+        wanted: set[str] = set()
+        for name in ("right", "values"):
+            wanted |= names_in(" ".join(self.places[name].batches))
+        own = ["right_tiles", "values_tiles", "right", "values", *_RINGS, "first", "count"]
+        return [*own, *sorted(wanted & {*self._coordinates(), *(size_name(x) for x in self.program.symbols)})]
+
+    def _kernel(self, name: str, env: list[str], bounds: list[str]) -> str:
+        rows = self.dims[self.stream.rows]
+        start, shared = f"{rows.name}_start", ["right", "values", *_RINGS]
+        operand = tl_type(self.stream.operand)
+        lines = [
+            *bounds,
+            *(
+                f"left{k} = gl.allocate_shared_memory({operand}, left_tiles.block_type.shape, left_tiles.layout)"
+                for k in range(PARTS)
+            ),
+            *(
+                f"{n} = gl.allocate_shared_memory({operand}, [STAGES] + {n}_tiles.block_type.shape, {n}_tiles.layout)"
+                for n in ("right", "values")
+            ),
+            "left_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())",
+            *(f"{n} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())" for n in _RINGS),
+            "mbarrier.init(left_ready, 1)",
+            "for slot in gl.static_range(STAGES):",
+            *(f"    mbarrier.init({n}.index(slot), {1 if n.endswith('ready') else PARTS})" for n in _RINGS),
+            f"mbarrier.expect(left_ready, {PARTS} * left_tiles.block_type.nbytes)",
+        ]
+        for k in range(PARTS):
+            at = self.places["left"].at(f"{start} + {k * GROUP_ROWS}" if k else start)
+            lines.append(f"tma.async_copy_global_to_shared(left_tiles, {at}, left_ready, left{k})")
+        lines.append("mbarrier.wait(left_ready, 0)")
+        turned = ".permute((1, 0))" if self.places["left"].turned else ""
+        groups: list[str] = []
+        for k in range(PARTS):
+            left = f"left{k}.reshape([{self._tile_shape('left')}]){turned}"
+            mine = [f"{start} + {k * GROUP_ROWS}" if k and n == start else n for n in env]
+            groups.append(f"(consumer, ({', '.join([left, *shared, *mine, 'STAGES'])}))")
+        groups.append(f"(producer, ({', '.join([*self._producer_args(), 'STAGES'])}))")
+        more = [4] * (PARTS - 1) + [1]
+        registers = [_REGISTERS[0]] * (PARTS - 1) + [_REGISTERS[1]]
+        lines.append(f"gl.warp_specialize([{', '.join(groups)}], {more}, {registers})")
+        body = "\n".join(f"    {x}" for x in lines).replace("STAGES", str(self.program.schedule.stages))
+        parameters = [*(p.descriptor.name for p in self.places.values()), "@pointers@", *self.program.symbols]
+        return _function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])
+
+
+def _function(name: str, parameters: Iterable[str], lines: Iterable[str]) -> str:
+    return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,279 @@
+"""Runs emitted Gluon modules on CPU tensors: blocks one after the other, the parts of a block on threads of their own.
+
+What it keeps of the machine: a barrier has a count of arrivals and of bytes, and phases; a wait ends when its phase is over,
+and fails after a while. Copies fill with zeros what lies beyond a view. Products that are issued read their tiles as late
+as they may, when they are waited for, so that a tile given back too early is seen overwritten. Shared memory starts as NaN.
+Layouts mean nothing here: the compiler checks them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from plait.emit.gluon import GluonSource
+from plait.ir.dtype import DType
+from plait.runtime.sizes import Sizes
+
+_PATIENCE = 20.0
+_TORCH = {DType.bf16: torch.bfloat16, DType.f16: torch.float16}
+_local = threading.local()
+
+
+class Stuck(Exception):
+    """A barrier that nobody completes."""
+
+
+class Barrier:
+    """One mbarrier."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.count = self.arrivals = self.bytes = self.phase = 0
+
+    def init(self, count: int) -> None:
+        self.count = self.arrivals = count
+
+    def _settle(self) -> None:
+        if self.arrivals == 0 and self.bytes == 0:
+            self.phase += 1
+            self.arrivals = self.count
+            self.changed.notify_all()
+
+    def arrive(self, bytes_: int = 0) -> None:
+        with self.changed:
+            assert self.arrivals > 0, "more arrivals than the barrier counts"
+            self.bytes += bytes_
+            self.arrivals -= 1
+            self._settle()
+
+    def complete(self, bytes_: int) -> None:
+        with self.changed:
+            self.bytes -= bytes_
+            self._settle()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.phase & 1 != parity, _PATIENCE):
+                raise Stuck(f"phase {self.phase}, {self.arrivals} arrivals and {self.bytes} bytes missing")
+
+
+class Shared:
+    """Shared memory, or a part or another view of it."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def index(self, i: int) -> Any:
+        found = self.data[i]
+        return found if isinstance(found, Barrier) else Shared(found)
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.data.view(*shape))
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.data.permute(*order))
+
+
+class View:
+    """A descriptor of a tensor."""
+
+    def __init__(self, flat: torch.Tensor, d: Any, shape: Sequence[int]) -> None:
+        self.data = flat.as_strided(list(shape), list(d.strides), flat.storage_offset() + d.offset)
+        self.block = list(d.block)
+        self.layout = None
+        bytes_ = torch.Size(self.block).numel() * flat.element_size()
+        self.block_type = types.SimpleNamespace(shape=self.block, nbytes=bytes_)
+
+    def copy(self, at: Sequence[int], barrier: Barrier, to: Shared) -> None:
+        to.data.zero_()
+        here = tuple(slice(a, a + n) for a, n in zip(at, self.block, strict=True))
+        part = self.data[here]
+        to.data[tuple(slice(0, n) for n in part.shape)] = part
+        barrier.complete(self.block_type.nbytes)
+
+
+class Pointer:
+    """A tensor's address, or addresses in it."""
+
+    def __init__(self, flat: torch.Tensor, offset: Any = 0) -> None:
+        self.flat, self.offset = flat, offset
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.flat, self.offset + more)
+
+
+class Issued:
+    """A product on its way."""
+
+    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
+        self.run, self.value = run, None
+
+    def finish(self) -> None:
+        if self.value is None:
+            self.value = self.run()
+
+
+def _warpgroup_mma(a: Any, b: Shared, acc: torch.Tensor, use_acc: bool = True, is_async: bool = False) -> Any:
+    def run() -> torch.Tensor:
+        left = a.data if isinstance(a, Shared) else a
+        product = left.float() @ b.data.float()
+        return acc + product if use_acc else product
+
+    assert is_async
+    _local.issued.append(Issued(run))
+    return _local.issued[-1]
+
+
+def _warpgroup_mma_wait(outstanding: int, deps: Sequence[Any]) -> torch.Tensor:
+    done = _local.issued[: len(_local.issued) - outstanding]
+    for issued in done:
+        issued.finish()
+    _local.issued = _local.issued[len(done) :]
+    (dep,) = deps
+    assert dep.value is not None, "a product is used before it is waited for"
+    return dep.value
+
+
+def _cast(x: Any, to: Any) -> Any:
+    return x.to(to) if isinstance(x, torch.Tensor) else x
+
+
+def _load(p: Pointer, mask: Any = None, other: Any = 0) -> torch.Tensor:
+    offset = torch.as_tensor(p.offset)
+    if mask is None:
+        return p.flat[offset]
+    mask, offset = torch.broadcast_tensors(torch.as_tensor(mask), offset)
+    return torch.where(mask, p.flat[torch.where(mask, offset, 0)], torch.tensor(other, dtype=p.flat.dtype))
+
+
+def _store(p: Pointer, value: torch.Tensor, mask: Any = None) -> None:
+    offset, value = torch.broadcast_tensors(torch.as_tensor(p.offset), value)
+    keep = torch.ones_like(offset, dtype=torch.bool) if mask is None else torch.as_tensor(mask).expand_as(offset)
+    p.flat[offset[keep]] = value[keep].to(p.flat.dtype)
+
+
+def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:
+    if layout == "barrier":
+        found = [Barrier() for _ in range(shape[0])]
+        return Shared(found) if len(shape) > 1 else found[0]
+    return Shared(torch.full(list(shape), float("nan"), dtype=dtype))
+
+
+def _reduce(x: torch.Tensor, axis: int, fn: Callable[[Any, Any], Any]) -> torch.Tensor:
+    parts = list(x.unbind(axis))
+    while len(parts) > 1:
+        parts = [fn(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _where(c: Any, a: Any, b: Any) -> torch.Tensor:
+    like = next((x.dtype for x in (a, b) if isinstance(x, torch.Tensor)), torch.float32)
+    a, b = (x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=like) for x in (a, b))
+    return torch.where(torch.as_tensor(c), a, b)
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    def run(a: Any, b: Any, propagate_nan: Any = None) -> Any:
+        if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
+            return max(a, b) if name == "maximum" else min(a, b)
+        return getattr(torch, name)(torch.as_tensor(a), torch.as_tensor(b))
+
+    return run
+
+
+def _specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
+    errors: list[BaseException] = []
+
+    def run(fn: Callable[..., None], args: tuple[Any, ...]) -> None:
+        _local.issued = []
+        try:
+            fn(*args)
+            assert not _local.issued, "a product is never waited for"
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=part) for part in parts]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+
+
+def _language(block: Callable[[], int]) -> Any:
+    dtypes = {
+        n: getattr(torch, n)
+        for n in ["int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64"]
+    }
+    plain = {
+        n: getattr(torch, n)
+        for n in ["abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt"]
+    }
+    fns = {
+        "int1": torch.bool,
+        "constexpr": None,
+        "arange": lambda a, b, layout: torch.arange(a, b, dtype=torch.int32),
+        "full": lambda shape, v, dtype, layout=None: torch.full(shape, v, dtype=dtype),
+        "zeros": lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        "zeros_like": torch.zeros_like,
+        "cast": _cast,
+        "load": _load,
+        "store": _store,
+        "where": _where,
+        "maximum": _extreme("maximum"),
+        "minimum": _extreme("minimum"),
+        "fma": lambda a, b, c: (a.double() * b + c).float(),
+        "div_rn": lambda a, b: a / b,
+        "sqrt_rn": torch.sqrt,
+        "sum": lambda x, axis: x.sum(axis),
+        "reduce": _reduce,
+        "convert_layout": lambda x, layout: x,
+        "allocate_shared_memory": _allocate,
+        "static_range": range,
+        "program_id": lambda axis: block(),
+        "warp_specialize": _specialize,
+    }
+    layouts = {
+        n: (lambda *a, **k: None)
+        for n in ("NVMMADistributedLayout", "BlockedLayout", "SliceLayout", "DotOperandLayout", "NVMMASharedLayout")
+    }
+    return types.SimpleNamespace(**dtypes, **plain, **fns, **layouts)
+
+
+def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[int] = ()) -> None:
+    """Run every block of a kernel. `tensors` are the program's buffers, as flat as memory is."""
+    current = [0]
+    values = dict(zip(source.numbers, numbers, strict=True))
+    flats = [
+        t.as_strided((t.untyped_storage().nbytes() // t.element_size() - t.storage_offset(),), (1,)) for t in tensors
+    ]
+    space: dict[str, Any] = {
+        "gl": _language(lambda: current[0]),
+        "tl": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=None)),
+        "gluon": types.SimpleNamespace(jit=lambda f: f),
+        "libdevice": types.SimpleNamespace(tanh=torch.tanh, exp=torch.exp, expm1=torch.expm1, log1p=torch.log1p),
+        "mbarrier": types.SimpleNamespace(
+            MBarrierLayout=lambda: "barrier",
+            init=lambda b, count: b.init(count),
+            wait=lambda b, phase: b.wait(phase),
+            arrive=lambda b, count: b.arrive(),
+            expect=lambda b, n: b.arrive(n),
+        ),
+        "tma": types.SimpleNamespace(async_copy_global_to_shared=lambda d, at, b, to: d.copy(at, b, to)),
+        "warpgroup_mma": _warpgroup_mma,
+        "warpgroup_mma_wait": _warpgroup_mma_wait,
+    }
+    exec(re.sub(r"(?m)^(import|from) .*\n", "", source.text), space)  # the module that we emitted
+    args: list[Any] = [View(flats[d.buffer], d, [Sizes(values).one(n) for n in d.shape]) for d in source.descriptors]
+    args += [Pointer(flats[a.index]) if a.kind == "buffer" else values[a.name] for a in source.args]
+    _local.issued = []
+    for block in range(Sizes(values).one(source.programs)):
+        current[0] = block
+        space[source.name](*args)

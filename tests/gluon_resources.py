@@ -1,0 +1,76 @@
+"""Compile an emitted Gluon module for sm_90 without a GPU, and read what the binary takes."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton_module import load_module
+from triton_resources import _POINTERS
+
+from plait.emit.gluon import GluonSource
+from plait.ir.dtype import DType
+
+_ELEMENT = {DType.bf16: ("bf16", gl.bfloat16), DType.f16: ("fp16", gl.float16)}
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Registers a thread at launch, bytes of local memory (spills), shared memory, and how often some instructions stand."""
+
+    registers: int
+    stack: int
+    shared: int
+    counts: dict[str, int]
+    sass: str = ""
+
+    def __repr__(self) -> str:
+        return f"REG {self.registers} STACK {self.stack} SH {self.shared} {self.counts}"
+
+
+def signature_of(source: GluonSource) -> dict[str, str]:
+    """Types of the kernel's parameters, as Triton names them."""
+    out: dict[str, str] = {}
+    for d in source.descriptors:
+        name, element = _ELEMENT[d.dtype]
+        layout = gl.NVMMASharedLayout.get_default_for(list(d.block), element)
+        out[d.name] = f"tensordesc<{name}{list(d.block)},{layout!r}>"
+    for a in source.args:
+        out[a.name] = "i32" if a.kind in ("symbol", "draw") else _POINTERS[a.dtype]
+    return out
+
+
+def compile_gluon(source: GluonSource) -> Binary:
+    """Compile; raises what Triton raises."""
+    fn = getattr(load_module(source), source.name)
+    signature = signature_of(source)
+    attrs = {
+        (i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if not t.startswith("tensordesc")
+    }
+    options = {"num_warps": source.num_warps, **dict(source.options)}
+    kernel = triton.compile(
+        GluonASTSource(fn=fn, signature=signature, constexprs={}, attrs=attrs),
+        target=GPUTarget("cuda", 90, 32),
+        options=options,
+    )
+    tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(kernel.asm["cubin"])
+        f.flush()
+        usage = subprocess.run(
+            [str(tools / "cuobjdump"), "-res-usage", f.name], capture_output=True, text=True, check=True
+        ).stdout
+        sass = subprocess.run(
+            [str(tools / "nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    words = ("HGMMA", "STL", "LDL", "BAR.SYNC", "USETMAXREG", "UTMALDG", "WARPGROUP.DEPBAR", "MUFU", "F2F", "I2F")
+    counts = {w: len(re.findall(rf"\b{re.escape(w)}", sass)) for w in words}
+    return Binary(found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared, counts, sass)

@@ -1,0 +1,83 @@
+"""Emitted Gluon: the shape of the text, and what it compiles to for sm_90 (no card is needed)."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from gluon_resources import Binary, compile_gluon
+
+from plait.emit.gluon import GluonSource, emit_gluon
+from tests.attention_variants import Sizes
+from tests.unit.test_attention_variants import planned
+
+LARGE = Sizes(b=2, h=8, m=2048, n=2048, d=128)
+
+
+def source(name: str, sizes: Sizes = LARGE) -> GluonSource:
+    (launch,) = (launch for launch in planned(name, sizes).launches if launch.parts)
+    return emit_gluon(launch.parts[0].program, "kernel")
+
+
+def function(text: str, name: str) -> str:
+    """The text of one function."""
+    return text.split(f"def {name}(")[1].split("\n@gluon.jit")[0]
+
+
+def test_only_cut_tiles_are_masked() -> None:
+    text = source("causal").text
+    assert "p1[:, None] >= r0[None, :]" in function(text, "cut_tile")
+    assert ">=" not in function(text, "whole_tile")
+    loops = [line.strip() for line in text.splitlines() if line.strip().startswith("for t in range(")]
+    assert loops == [
+        "for t in range(1, high):",
+        "for t in range(gl.maximum(high, 1), count):",
+        "for t in range(count):",
+    ]
+
+
+def test_no_mask_no_cut_tile() -> None:
+    text = source("full").text
+    assert "cut_tile" not in text
+    assert text.count("whole_tile(") == 3  # itself, the first tile, the loop
+
+
+def test_scores_are_issued_before_the_last_tiles_sums_and_waited_for_alone() -> None:
+    loop = function(source("full").text, "consumer").split("for t in")[1]
+    order = [
+        "warpgroup_mma(left",
+        "warpgroup_mma(weights",
+        "warpgroup_mma_wait(1",
+        "whole_tile(",
+        "warpgroup_mma_wait(0",
+    ]
+    places = [loop.index(x) for x in order]
+    assert places == sorted(places)
+
+
+def test_batches_that_lie_one_after_the_other_are_one_dim() -> None:
+    for d in source("full").descriptors:
+        assert [str(n) for n in d.shape] == ["16", "2048", "128"]
+        assert d.strides == (2048 * 128, 128, 1)
+
+
+def test_heads_inside_a_projection_are_a_dim_of_their_own() -> None:
+    left, right, values = source("sliced_projection", Sizes(b=2, h=4, m=512, n=512, d=64)).descriptors
+    assert left.strides == right.strides == values.strides == (512 * 768, 64, 768, 1)
+    assert (left.offset, right.offset, values.offset) == (0, 256, 512)
+    assert [str(n) for n in left.shape] == ["2", "4", "512", "64"]
+
+
+@pytest.mark.parametrize(
+    ("name", "d"), [("causal", 128), ("softcap", 128), ("documents", 128), ("bias_of_windows", 128), ("sigmoid", 64)]
+)
+def test_compiles_for_hopper_without_spills(name: str, d: int) -> None:
+    made: Binary = compile_gluon(source(name, Sizes(b=2, h=8, m=2048, n=2048, d=d)))
+    assert made.registers == 168  # of 384 threads; the groups then share them out
+    assert made.stack == made.counts["STL"] == made.counts["LDL"] == 0
+    assert made.counts["USETMAXREG"] > 0
+    assert made.shared <= 227 * 1024
+    # both computing groups issue both products in every copy of the loop's body
+    assert made.counts["HGMMA"] % 2 == 0
+    assert made.counts["UTMALDG"] > 0
