@@ -1,0 +1,176 @@
+"""A linear layer and a loss of its result: no logits in memory, and the values of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from frontend_eval import imported
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from plait.compiler import Compiled, all_levels
+from plait.frontend.capture import capture
+from plait.frontend.externs import decompositions
+from plait.frontend.fx_import import import_fx
+from plait.frontend.joint import rewrites_for
+from plait.ir.check import check_graph
+from plait.ir.graph import Graph, Node
+from plait.options import Options
+from plait.oracle.compare import check, check_call
+from plait.oracle.eval_graph import evaluate
+from plait.oracle.reference import reference
+from plait.plan import openings
+from plait.plan.device import SPECS
+from plait.rewrite.passes.gathered_products import gathered_products
+from plait.rewrite.passes.open_contractions import can_open, open_contractions
+from plait.runtime import report
+from tests.loss_variants import FORMS, Sizes, arguments
+
+# forms of which no value as large as the logits is needed
+STREAMED = (
+    "plain",
+    "as_it_comes",
+    "ignored",
+    "ignored_words",
+    "each_row",
+    "biased",
+    "capped",
+    "weighted",
+    "smooth_and_weighted",
+    "with_z_loss",
+    "by_hand",
+    "log_softmax_picked",
+)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as fast as the vendor's, so that the traffic alone decides."""
+    monkeypatch.setattr(openings, "OWN", 1.0)
+
+
+def logits_in(compiled: Compiled, words: int) -> list[Node]:
+    """Stored values and results of calls with an axis of words and one of rows."""
+    stored = [n for launch in compiled.launches for g in launch.groups for n in g.stored]
+    calls = [n for n in compiled.graph.nodes() if n.kind == "extern"]
+    return [n for n in (*stored, *calls) if len(n.shape) > 1 and n.shape[-1].const == words]
+
+
+def planned(name: str, sizes: Sizes, train: bool = False) -> dict[str, Compiled]:
+    """The passes of a form, planned for a card."""
+    out: dict[str, Compiled] = {}
+    options = Options.make(None, {})
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        def one(graph: fx.GraphModule, example: Sequence[Any], kind: str) -> Any:
+            out[kind] = all_levels(import_fx(graph, example), SPECS["h200"], options)
+
+            def boxed(args: list[Any]) -> Any:
+                return fx.Interpreter(graph).boxed_run(list(args))
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]
+            return boxed
+
+        return capture(gm, inputs, one, decompositions(), rewrites_for(options))
+
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        x, w, y, extra = (mode.from_tensor(a) for a in arguments(name, sizes))
+        x, w = x.requires_grad_(train), w.requires_grad_(train)
+        loss = torch.compile(FORMS[name], backend=backend, dynamic=False)(x, w, y, extra)
+        if train:
+            loss.sum().backward()
+    return out
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_card_has_no_logits_in_memory(name: str, opened: None) -> None:
+    sizes = Sizes(rows=2048, depth=512, words=32000, dtype=torch.bfloat16)
+    assert not logits_in(planned(name, sizes)["inference"], sizes.words)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMS)
+def test_values(name: str, dtype: torch.dtype, opened: None) -> None:
+    """Compiled for this machine, sizes that no tile divides."""
+    sizes = Sizes(rows=70, depth=40, words=1300, dtype=dtype)
+    torch._dynamo.reset()
+    report.reset()
+    args = arguments(name, sizes)
+    fn = torch.compile(FORMS[name], backend="plait", dynamic=False, options={"strict": True})
+    check_call(fn, FORMS[name], args)
+    if name in STREAMED:
+        assert not logits_in(report.all()[0].details["compiled"], sizes.words)
+
+
+@pytest.mark.parametrize("numerics", ["fused", "eager"])
+def test_labels_that_do_not_count_or_do_not_exist(numerics: str, opened: None) -> None:
+    torch._dynamo.reset()
+    x, w, y, extra = arguments("plain", Sizes())
+    fn = torch.compile(FORMS["plain"], backend="plait", dynamic=False, options={"strict": True, "numerics": numerics})
+    check_call(fn, FORMS["plain"], [x, w, y, extra])
+    assert fn(x, w, torch.full_like(y, -100), extra).isnan()
+    for bad in (w.shape[0], -1):
+        with pytest.raises(IndexError):
+            fn(x, w, torch.where(torch.arange(len(y)) == 7, bad, y), extra)
+
+
+# ------------------------------------------------------------------------------------- products at few points, by itself
+def _diagonal(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return (x @ w.t())[:, : x.shape[0]].diagonal().tanh()
+
+
+def _column(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return F.relu(x @ w.t())[:, 3] + 1
+
+
+def _scaled(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    """A factor of the row, one of the column, and a number that follows from the column's place."""
+    y = (x @ w.t()) * x.sum(-1, keepdim=True) + w.sum(-1) * torch.arange(w.shape[0])
+    return y.gather(1, t[:, None])[:, 0]
+
+
+def _two_each(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return (x @ w.t()).gather(1, torch.stack([t, t.flip(0)], 1))
+
+
+def _batched(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    s = torch.bmm(x.view(2, -1, x.shape[1]), w.view(2, -1, w.shape[1]).transpose(1, 2))
+    return s.gather(2, (t % s.shape[2]).view(2, -1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("fn", [_diagonal, _column, _scaled, _two_each, _batched])
+def test_products_at_few_points(fn: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    x, w = (torch.randn(n, 24, generator=g).to(dtype) for n in (30, 100))
+    args = [x, w, torch.randint(0, 100, (30,), generator=g)]
+    before = open_contractions(imported(fn, args)[0], can_open)
+    after = gathered_products(before)
+    check_graph(after, level=2)
+    assert "dot" in _ops(before) and "dot" not in _ops(after)
+    check(evaluate(after, args, dtype_mode="fused"), evaluate(before, args, dtype_mode="eager"), reference(fn, args))
+
+
+def _ops(graph: Graph) -> set[str]:
+    return {n.op for n in graph.nodes()}
+
+
+def _wanted_too(x: Tensor, w: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ w.t()
+    return y, y.gather(1, t[:, None])
+
+
+def _many(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return (x @ w.t())[t]
+
+
+@pytest.mark.parametrize("fn", [_wanted_too, _many])
+def test_products_that_are_needed_stay(fn: Callable[..., Any]) -> None:
+    x, w = torch.randn(30, 24), torch.randn(100, 24)
+    graph = open_contractions(imported(fn, [x, w, torch.randint(0, 30, (30,))])[0], can_open)
+    assert [n.op for n in gathered_products(graph).nodes()] == [n.op for n in graph.nodes()]
