@@ -16,7 +16,7 @@ from plait.plan.device import DeviceSpec
 
 TILE = 128  # points of an axis that a block takes
 WIDEST = 256  # points of an axis that a block may hold whole
-OWN = 0.8  # of the vendor's throughput is what generated products reach
+OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated products reach
 STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer than FEW rows share what is read
 FEW = 4
 DWARFS = 4.0  # times as large as a product's other tensors is one that had better not be kept in memory

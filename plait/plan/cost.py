@@ -108,7 +108,7 @@ class CostModel:
             again = tiling.repeats(n)
             size = self.size(n.axes)
             if n.kind == "contract":
-                products += again * product_ns(self.spec, n, size) / OWN
+                products += again * product_ns(self.spec, n, size) / OWN[self.spec.kind]
             else:
                 ops += again * size * op_cost(n.op)
             for r in self.reading.reads(n):

@@ -53,7 +53,7 @@ class _Judge:
                 joined = True
         points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
         flops, memory = product_ns(self.spec, n, points), operands / self.spec.bytes_per_ns
-        slower = max(flops / OWN, memory / self.streaming(n)) - max(flops, memory)
+        slower = max(flops / OWN[self.spec.kind], memory / self.streaming(n)) - max(flops, memory)
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
 
     def streaming(self, n: Node) -> float:

@@ -18,7 +18,7 @@ from plait.errors import LowerFailed
 from plait.ir.index import Expr
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
-from plait.tile.program import Dot, draw_of
+from plait.tile.program import Dot, Store, draw_of
 from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
@@ -105,7 +105,8 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     if spec.kind == "cpu":
         return Schedule(form="swept", tile=tiles, vector=name)
     warps = _warps(flat, found, sizes)
-    return Schedule(form="swept", tile=tiles, warps=warps, stages=2 if found.stream else 3, vector=name)
+    wide = any(sizes.get(d, 0) > 128 for d in found.stream)
+    return Schedule(form="swept", tile=tiles, warps=warps, stages=2 if found.stream and not wide else 3, vector=name)
 
 
 def _warps(flat: Flat, found: Roles, sizes: dict[int, int]) -> int:
@@ -181,8 +182,18 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
         # tiles of rows x stream that are alive at once: the products of a gradient, the words of a draw
         tiles = sum(isinstance(s, Dot) and last in s.span for s in flat.stmts) + 2 * _draws(flat)
         most = 128 if (held <= 64 and tiles == 1) or not found.width else 64
+        if _is_reduced_at_once(flat, found, tiles):
+            most = 256  # nothing else is held: operands are read from the cache as seldom as the registers allow
         tile[last] = min(most if narrow else 32, max(16, power_of_two(hint(flat.dims[last].extent))))
     return {d: n for d, n in tile.items() if d not in found.width}
+
+
+def _is_reduced_at_once(flat: Flat, found: Roles, tiles: int) -> bool:
+    """Whether a block does nothing but one long product of 16-bit operands, of which only numbers of rows are kept."""
+    last = set(found.stream)
+    stored = any(isinstance(s, Store) and last & set(s.span) for s in flat.stmts)
+    swept = all((flat.dims[d].extent.const or WIDEST + 1) > WIDEST for d in found.depth)
+    return not found.width and tiles == 1 and swept and not stored and _operand_bytes(flat) <= 2
 
 
 def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:

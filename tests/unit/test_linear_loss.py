@@ -50,7 +50,7 @@ STREAMED = (
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products as fast as the vendor's, so that the traffic alone decides."""
-    monkeypatch.setattr(openings, "OWN", 1.0)
+    monkeypatch.setattr(openings, "OWN", dict.fromkeys(openings.OWN, 1.0))
 
 
 def logits_in(compiled: Compiled, words: int) -> list[Node]:

@@ -25,6 +25,7 @@ from plait.rewrite.passes.formula_nodes import inverse
 _LONG = 1024  # points of an axis worth splitting
 _CHUNK = 128  # parts are multiples of it
 _SHORTEST = 512  # points of a part
+_BUSY = 0.95  # of the best share of the machine that will do
 _MARGIN = 0.8  # of the time unsplit that splitting must stay under
 
 
@@ -107,7 +108,7 @@ def _cuts(graph: Graph, cascade: Cascade, spec: DeviceSpec) -> list[Cut]:
     rows = _Rows(space, [s.body for s in cascade.steps], _contracts([f for s in cascade.slots for f in s.lift]))
     if extent < _LONG or not rows.are_few(spec) or not _can_be_rebuilt(cascade):
         return []
-    found = _parts(extent, math.ceil(2 * spec.units / rows.blocks))
+    found = _parts(extent, rows.most_parts(spec))
     if found is None or not _pays(cascade, rows, found[0], spec):
         return []
     parts, chunk = found
@@ -181,8 +182,8 @@ def _pays(cascade: Cascade, rows: _Rows, parts: int, spec: DeviceSpec) -> bool:
     inner = {*rows.inner, *(m for s in cascade.steps for f, m in s.body.made.items() if f.args)}
     memory = sum(_points(t.shape) * t.dtype.nbytes for t in tensors if t not in inner) / spec.bytes_per_ns
     partial = sum(_points([cascade.space.parallel[a] for a in s.axes]) * parts * 4.0 for s in cascade.slots)
-    whole: float = max(work, memory) / min(1.0, rows.blocks / spec.units)
-    split: float = max(work, memory) / min(1.0, parts * rows.blocks / spec.units)
+    whole: float = max(work, memory) / rows.busy(1, spec)
+    split: float = max(work, memory) / rows.busy(parts, spec)
     return split + spec.launch_ns + 2 * partial / spec.bytes_per_ns < _MARGIN * whole
 
 
@@ -225,6 +226,22 @@ class _Rows:
         for k, e in enumerate(space.parallel):
             size = e.const or 1
             self.blocks *= 1 if k in width else -(-size // TILE) if k in rows else size
+
+        self.alone = bool(inner) and not any(body.node.kind == "contract" for body in bodies)
+
+    def busy(self, parts: int, spec: DeviceSpec) -> float:
+        """The share of the machine that works. Blocks that do nothing but products whose results they reduce take a
+        multiprocessor each (`tile/choose_contract`), so that a last round of few blocks leaves the others idle."""
+        rounds = parts * self.blocks / spec.units
+        return rounds / math.ceil(rounds) if self.alone and spec.kind == "cuda" else min(1.0, rounds)
+
+    def most_parts(self, spec: DeviceSpec) -> int:
+        """Parts to ask for: two rounds of blocks, or the fewest that keep the machine as busy as any."""
+        want = math.ceil(2 * spec.units / self.blocks)
+        if not self.alone or spec.kind != "cuda":
+            return want
+        best = max(self.busy(n, spec) for n in range(1, 2 * want + 1))
+        return next(n for n in range(1, 2 * want + 1) if self.busy(n, spec) >= _BUSY * best)
 
     def are_few(self, spec: DeviceSpec) -> bool:
         """Fewer than the machine has units; on cores, and without products, some more is asked."""

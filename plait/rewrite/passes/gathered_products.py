@@ -33,7 +33,12 @@ def gathered_products(graph: Graph) -> Graph:
 
 
 def _visited(
-    graph: Graph, builder: Builder, n: Node, reads: tuple[Read, ...], above: dict[Node, frozenset[Node]], new: dict[Node, Node]
+    graph: Graph,
+    builder: Builder,
+    n: Node,
+    reads: tuple[Read, ...],
+    above: dict[Node, frozenset[Node]],
+    new: dict[Node, Node],
 ) -> Node:
     """A node with its reads of products at few points, or itself if it is nothing but such a read, as products of few points."""
     if n.kind not in ("map", "reduce") or not any(_few(graph, n, r, above) for r in n.reads):
@@ -43,7 +48,9 @@ def _visited(
         extents = {v: extent for e, extent in dims for v in e.values() if e is ix.value(v)}
         points = _Points(graph, builder, n.axes, above, new, reads[1:], extents)
         r = points.read(n.reads[0])
-        return builder.node("copy", n.axes, [r]) if r.index != identity(n.axes) or r.source.shape != n.shape else r.source
+        return (
+            builder.node("copy", n.axes, [r]) if r.index != identity(n.axes) or r.source.shape != n.shape else r.source
+        )
     points = _Points(graph, builder, n.axes, above, new)
     moved = [points.read(old) if _few(graph, n, old, above) else r for old, r in zip(n.reads, reads, strict=True)]
     return rebuilt(builder, n, tuple(moved))
@@ -69,8 +76,10 @@ def _few(graph: Graph, n: Node, r: Read, above: dict[Node, frozenset[Node]]) -> 
     """Whether n reads of products so few points that forming these again moves less than the products have points."""
     products = above.get(r.source, ())
     points = _size(graph, n.axes)
-    return bool(products) and not r.guard and all(
-        points * _size(graph, p.axes[-p.reduce :]) <= _size(graph, p.shape) for p in products
+    return (
+        bool(products)
+        and not r.guard
+        and all(points * _size(graph, p.axes[-p.reduce :]) <= _size(graph, p.shape) for p in products)
     )
 
 
@@ -111,7 +120,8 @@ class _Points:
             return Read(source, index, guard, r.fill if guard else 0)
         env = {ix.Atom.make("value", v): ix.value(k + 1) for k, v in enumerate(used)}
         facts = ix.Facts(axes=axes, symbols=self.builder.facts.symbols)
-        data = Read(source, *(tuple(e.substitute(env, facts) for e in es) for es in (index, guard)), r.fill if guard else 0)
+        index, guard = (tuple(e.substitute(env, facts) for e in es) for es in (index, guard))
+        data = Read(source, index, guard, r.fill if guard else 0)
         node = self.builder.node("gather", axes, [data, *(self.values[v - 1] for v in used)])
         return Read(node, identity(axes))
 
