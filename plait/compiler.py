@@ -25,6 +25,7 @@ from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
 from plait.rewrite.passes.gathered_products import gathered_products
+from plait.rewrite.passes.linear_sums import linear_sums
 from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.open_contractions import can_open, open_contractions
 from plait.rewrite.passes.split_cascades import split_cascades
@@ -84,7 +85,7 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     chosen = worth_opening(graph, spec, can_open) if options.plan != "none" else frozenset()
     while True:
         opened = open_contractions(graph, chosen.__contains__) if chosen else graph
-        opened = twin_products(gathered_products(opened))
+        opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
         compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
         alone = lonely(compiled.plan)
         if not alone:

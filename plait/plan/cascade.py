@@ -270,7 +270,8 @@ class _Builder:
         if p > 2 or any(f != e for f in mixed[1:]) or e.op not in ("add", "sub"):
             return None
         terms = splitter.terms(e)
-        if not all(t.is_plain for t in terms):
+        # of products a plain sum will do: it loses no more to cancellation than their own rounding
+        if not all(t.is_plain for t in terms) or (p == 1 and _has_products(e)):
             return None
         u = total(t.whole for t in terms if t.whole.has_stream)
         b = total(t.whole for t in terms if not t.whole.has_stream)
@@ -404,6 +405,13 @@ def _around(factor: Formula, raised: Formula) -> Formula:
     if factor.op == "where" and factor.args[2] == ZERO:
         return apply("where", factor.args[0], _around(factor.args[1], raised), ZERO)
     return raised if factor is ONE else apply("mul", raised, factor)
+
+
+def _has_products(f: Formula) -> bool:
+    """Whether results of a contraction stream by in it."""
+    return any(
+        g.op == "stream" and g.value.source is not None and g.value.source.kind == "contract" for g in parts_of(f)
+    )
 
 
 def _times(value: Formula, factor: Formula) -> Formula:

@@ -314,7 +314,8 @@ class _Padding:
         """Each with the axis that streams, or None where a part cannot be padded."""
         stream = len(self.cascade.space.parallel)
         formulas = [f for s in self.cascade.slots for f in (*s.lift, *([s.correction] if s.correction else []))]
-        if any(g.op == "count" for g in parts_of(*formulas, *(s.lower for s in self.cascade.steps))):
+        running = {g.value for g in parts_of(*formulas) if g.op in ("old", "state")}
+        if any(g.op == "count" for g in parts_of(*formulas, *(self.cascade.steps[k].lower for k in running))):
             return None
         out: dict[Node, int] = {}
         for leaf in [f.value for f in self.cascade.leaves() if f.op == "stream" and f.value.source is not None]:
