@@ -20,7 +20,7 @@ from plait.plan.device import DeviceSpec, spec_for
 from plait.plan.horizontal import launches
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts
-from plait.plan.openings import in_order, lonely, worth_opening
+from plait.plan.openings import better_closed, in_order, worth_opening
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
@@ -80,14 +80,14 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 
 
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
-    """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where nothing joins them."""
+    """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
     calls = [n for n in graph.nodes() if can_open(n)]
     chosen = worth_opening(graph, spec, can_open) if options.plan != "none" else frozenset()
     while True:
         opened = open_contractions(graph, chosen.__contains__) if chosen else graph
         opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
         compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
-        alone = lonely(compiled.plan)
+        alone = better_closed(compiled.plan, spec)
         if not alone:
             return compiled
         mine = [n for n in calls if n in chosen]

@@ -72,6 +72,13 @@ for _dtype in (BF16, F16, torch.float32, torch.float64):
 for _a in (False, True):
     for _b in (False, True):
         add(f"gemm_stored_{int(_a)}{int(_b)}", gemm, 37, 41, 53, BF16, a_rows=_a, b_rows=_b)
+WALKING = TILES + " blocks=3"
+add("gemm_walked", gemm, 128, 96, 64, BF16, WALKING, epilogue=True)
+add("gemm_walked_odd", gemm, 77, 88, 56, BF16, WALKING, epilogue=True)
+add("gemm_walked_stored_10", gemm, 77, 88, 56, BF16, WALKING, b_rows=True)
+add("gemm_walked_stored_01", gemm, 80, 88, 56, F16, WALKING, a_rows=False)
+add("gemm_walked_prologue", gemm, 77, 88, 56, BF16, WALKING, prologue=True)
+add("gemm_walked_unaligned_rows", gemm, 77, 41, 53, BF16, WALKING)
 add("gemm_columns_first", gemm, 37, 41, 53, BF16, TILES.replace("vector=p1", "vector=p0"))
 add("gemm_bands", gemm, 163, 51, 16, BF16, TILES.replace("p0:32,p1:32", "p0:16,p1:16"))
 add("gemm_epilogue", gemm, 37, 41, 53, BF16, epilogue=True)

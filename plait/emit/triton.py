@@ -40,6 +40,8 @@ class TritonSource:
     options: tuple[tuple[str, bool], ...] = ()
     numbers: tuple[str, ...] = ()
     """Parameters that are numbers, in the order of the parts and of each part's `numbers`."""
+    aligned: frozenset[str] = frozenset()
+    """Buffer parameters that must begin at a multiple of 16 bytes."""
 
 
 def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_saturates: bool = True) -> TritonSource:
@@ -52,7 +54,8 @@ def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_sat
         emitters.append(Emitter(p, len(emitters), sum(len(e.program.messages) for e in emitters), len(programs) == 1))
     if len(programs) == 1:
         body, args = emitters[0].function(name, "tl.program_id(0)"), emitters[0].args
-        blocks = emitters[0].grid.programs
+        (e,) = emitters
+        blocks = e.walk.programs if e.walk else e.grid.programs
     else:
         body, args, blocks = _side_by_side(emitters, name)
     if blocks.const is not None and blocks.const > MAX_PROGRAMS:
@@ -70,6 +73,7 @@ def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_sat
         has_fault=args[-1:] != () and args[-1].kind == "fault",
         messages=tuple(m for p in programs for m in p.messages),
         numbers=tuple(name for e in emitters for name in (*e.program.symbols, *e.draws.values())),
+        aligned=frozenset(name for e in emitters for name in (e.walk.aligned if e.walk else ())),
         options=(("enable_fp_fusion", all(e.accuracy.may_contract for e in emitters)),),
     )
 

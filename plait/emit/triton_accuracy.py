@@ -8,6 +8,8 @@ a product to more than a constant is compiled without; a sum reduction of produc
 
 from __future__ import annotations
 
+import math
+
 from plait.emit.triton_range import least
 from plait.ir.dtype import DType
 from plait.tile.program import Dot, Let, Reduce, Stmt, Store, TileProgram, operands
@@ -34,6 +36,9 @@ _SMOOTH = frozenset(
     ]
 )
 
+_TANH_ERROR = 5e-7  # of the approximation, absolutely
+_EXP_ERROR = 2.0**-12  # of an exponent: an eighth of what rounding to bf16 hides
+
 
 class Accuracy:
     """What is known of a program's locals."""
@@ -46,6 +51,7 @@ class Accuracy:
                 self.uses.setdefault(k, []).append(s)
         self.stored = {i: b.dtype for i, b in enumerate(program.buffers)}
         self.known: dict[int, bool] = {}
+        self.slacks: dict[int, float] = {}
 
     def constant(self, v: int) -> float | None:
         """The value of a local that is a constant."""
@@ -96,6 +102,44 @@ class Accuracy:
         if isinstance(d, Let) and d.op == "round" and dict(d.attrs).get("dtype") is storage:
             return d.args[0]
         return v
+
+    def may_approximate(self, s: Let) -> bool:
+        """The hardware's approximation of s, or one made with it, does."""
+        if s.op == "exp":
+            return self.fast_exp(s)
+        return self.tolerant(s.out) or (s.dtype is DType.f32 and self._before_exponent(s))
+
+    def _before_exponent(self, s: Let) -> bool:
+        """s is a tanh, or a quotient that only such take, whose slope flattens relative errors."""
+        if s.op == "div":
+            uses = [u for u in self.uses.get(s.out, []) if isinstance(u, Let)]
+            return bool(uses) and all(u.op == "tanh" and self._before_exponent(u) for u in uses)
+        return s.op == "tanh" and self.slack(s.out) >= _TANH_ERROR
+
+    def slack(self, v: int) -> float:
+        """An absolute error that v may have and nobody can see: exponentials whose own small relative errors nobody sees turn
+        it into such, and what is between only scales it, selects from it or subtracts."""
+        if v not in self.slacks:
+            self.slacks[v] = min((self._slack_in(s, v) for s in self.uses.get(v, [])), default=math.inf)
+        return self.slacks[v]
+
+    def _slack_in(self, s: Stmt, v: int) -> float:
+        if isinstance(s, Reduce):
+            return self.slack(s.out) if s.monoid in ("max", "min") else 0.0
+        if not isinstance(s, Let):
+            return 0.0
+        if s.op in ("eq", "ne") and math.isinf(self.constant(s.args[1]) or 0.0):
+            return math.inf  # what is finite stays so
+        if not s.dtype.is_float:
+            return 0.0
+        if s.op == "exp":
+            return _EXP_ERROR if self.fast_exp(s) else 0.0
+        if s.op == "mul" and s.args[0] != s.args[1]:
+            factor = self.constant(s.args[0] if s.args[1] == v else s.args[1])
+            return self.slack(s.out) / max(abs(factor), 1.0) if factor is not None else 0.0
+        if s.op in ("add", "sub", "running", "before", "copy", "neg") or (s.op == "where" and s.args[0] != v):
+            return self.slack(s.out)
+        return 0.0
 
     def fast_exp(self, s: Let) -> bool:
         """The hardware's exponential does for s: also for exp(x - max x) that is only summed, where large arguments, of

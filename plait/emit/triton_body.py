@@ -26,6 +26,7 @@ from plait.emit.triton_ops import (
 from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
 from plait.emit.triton_softmax import definitions, exp_of_difference, scale_late
+from plait.emit.triton_tma import Walk
 from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -83,8 +84,10 @@ class Emitter:
         self.carried = Carried(program, self.reducer)
         if self.carried.matrices:
             self.grid.order(longest_last(program, self.defs, self.ix), self.carried.sides())
+        walks = program.schedule.blocks and single and self.carried.matrices
+        self.walk = Walk(self.grid, program.buffers, program.schedule.blocks) if walks else None
         self.lines: list[str] = []
-        self.depth = 1
+        self.depth = 2 if self.walk else 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
         self.count = 0
         self.types = {s.out: s.dtype for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
@@ -108,12 +111,9 @@ class Emitter:
         """The text of a function that does the work of the block whose number is the expression `block`."""
         self.body(merge_passes(self.program, frozenset(d.index for d in self.dims if d.looped)))
         body = without_unused("\n".join(self.lines))
+        prologue = self.grid.prologue(body, block) if self.walk is None else self.walk.prologue(body, block)
         parameters = ", ".join((*first, *(a.name for a in self.args)))
-        text = (
-            f"{decorator(self.args)}\ndef {name}({parameters}):\n"
-            + "\n".join((*self.grid.prologue(body, block), body))
-            + "\n"
-        )
+        text = f"{decorator(self.args)}\ndef {name}({parameters}):\n" + "\n".join((*prologue, body)) + "\n"
         return "\n\n".join((*self.reducer.functions.values(), text))
 
     @property
@@ -195,7 +195,7 @@ class Emitter:
                 self.true.add(s.out)
         elif draw is not None:
             args += [self.ix.text(attrs["linear"], axes), self.draws[draw]]
-        fast = self.accuracy.fast_exp(s) if s.op == "exp" else self.accuracy.tolerant(s.out)
+        fast = self.accuracy.may_approximate(s)
         text: str | None = None
         if s.op == "div" and s.dtype is DType.f32:
             text = self.quotient(s, axes, fast)
@@ -249,13 +249,15 @@ class Emitter:
         mask = self._mask(axes, s.guard, s.address.values(), axes)
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
         keeps = self.carried.keeps_storage(s, b.dtype)
+        box = self.walk.load(s, self._pointer(s.buffer), axes) if keeps and self.walk else None
+        mask = "" if box else mask
         narrow_float = b.dtype in (DType.f8e4m3, DType.f8e5m2) and not keeps
         text = f"tl.load({address}"
         if mask:
             text += f", mask={mask}"
             # a fill in fp8 would be converted lane by lane: it is put in afterwards
             text += "" if narrow_float else f", other={literal(s.fill, b.dtype)}"
-        text += ")"
+        text = box or text + ")"
         if keeps:
             self.put(f"v{s.out}s = {text}")
             text = f"v{s.out}s"

@@ -245,7 +245,7 @@ def _integer_rules() -> dict[str, Rule]:
 
 
 def _float_rules() -> dict[str, Rule]:
-    unary = "exp2 expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma trunc"
+    unary = "exp2 expm1 log10 log1p tan asin acos atan sinh cosh asinh acosh atanh erfc erfinv lgamma trunc"
     binary = {"fmod_f": "fmod"} | {n: n for n in ("pow", "atan2", "copysign", "hypot", "nextafter")}
     plain = {n: _libdevice(n) for n in unary.split()} | {n: _libdevice(f, 2) for n, f in binary.items()}
     return {
@@ -253,6 +253,7 @@ def _float_rules() -> dict[str, Rule]:
         "rsqrt": _by_width("_rsqrt({0})", "libdevice.rsqrt({0})"),
         "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}", "1.0 / {0}"),
         "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "1.0 / (1.0 + tl.exp2({0} * -1.4426950408889634))"),
+        "tanh": _by_width("libdevice.tanh({0})", "libdevice.tanh({0})", "_tanh_near({0})"),
         "exp": _by_width("libdevice.exp({0})", "libdevice.exp({0})", _FAST_EXP),
         "log": _fmt("tl.log({0})"),
         "log2": _fmt("tl.log2({0})"),

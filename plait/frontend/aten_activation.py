@@ -257,24 +257,24 @@ def log_sigmoid_backward(ctx: Context, grad: Tensor, x: Tensor, buffer: Tensor) 
 
 
 # ------------------------------------------------------------------------------------------------ gelu, glu
-def _tanh_inner(c: Calc, x: Tensor) -> Tensor:
+def _tanh_share(c: Calc, x: Tensor) -> Tensor:
+    """(1 + tanh(inner)) / 2 as sigmoid(2 inner), which does not cancel where tanh is near -1 and costs one exponential."""
     cube = c("mul", c("mul", x, x), x)
-    return c("tanh", c("mul", TANH_SCALE, c("add", x, c("mul", TANH_CUBE, cube))))
+    return c("sigmoid", c("mul", 2.0 * TANH_SCALE, c("add", x, c("mul", TANH_CUBE, cube))))
 
 
 def _gelu(c: Calc, x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
-        return c("mul", c("mul", 0.5, x), c("add", 1.0, _tanh_inner(c, x)))
+        return c("mul", x, _tanh_share(c, x))
     return c("mul", c("mul", x, 0.5), c("add", 1.0, c("erf", c("mul", x, SQRT_HALF))))
 
 
 def _gelu_backward(c: Calc, g: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
-        t = _tanh_inner(c, x)
-        left = c("mul", 0.5, c("add", 1.0, t))
-        inner = c("mul", TANH_SCALE, c("add", 1.0, c("mul", 3.0 * TANH_CUBE, c("mul", x, x))))
-        right = c("mul", c("mul", c("mul", 0.5, x), c("sub", 1.0, c("mul", t, t))), inner)
-        return c("mul", g, c("add", left, right))
+        s = _tanh_share(c, x)
+        inner = c("mul", 2.0 * TANH_SCALE, c("add", 1.0, c("mul", 3.0 * TANH_CUBE, c("mul", x, x))))
+        slope = c("mul", c("mul", s, c("sub", 1.0, s)), inner)
+        return c("mul", g, c("add", s, c("mul", x, slope)))
     cdf = c("mul", 0.5, c("add", 1.0, c("erf", c("mul", x, SQRT_HALF))))
     pdf = c("mul", c("exp", c("mul", c("mul", x, x), -0.5)), 1.0 / math.sqrt(2.0 * math.pi))
     return c("mul", g, c("add", cdf, c("mul", x, pdf)))

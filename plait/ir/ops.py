@@ -157,7 +157,7 @@ def _table() -> dict[str, OpDef]:
     defs += [OpDef(n, "reduce", 1, _bools) for n in ("any", "all")]
     defs += [OpDef(n, "reduce", 1, _i64, discontinuous=True) for n in ("argmax", "argmin")]
     # products of storage types are exact in the compute type, in which they are added up
-    defs += [OpDef("dot", "contract", 2, _dot, optional=("twin",))]
+    defs += [OpDef("dot", "contract", 2, _dot, optional=("twin", "sums"))]
     defs += [OpDef(n, "scan", 1, _arith) for n in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")]
     return {d.name: d for d in defs}
 

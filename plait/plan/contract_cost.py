@@ -14,9 +14,11 @@ from plait.ir.graph import Node
 from plait.plan.align import Alignment
 from plait.plan.device import DeviceSpec
 
-TILE = 128  # points of an axis that a block takes
+TILE = 128  # points of an axis that a block takes,
+WIDE = 256  # and of the columns of a persistent product that is alone
 WIDEST = 256  # points of an axis that a block may hold whole
-OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated products reach
+OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated products reach,
+WALKED = 1.0  # and persistent ones, which read 16-bit factors through descriptors (four on an H200: 0.89 to 1.2)
 STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer than FEW rows share what is read
 FEW = 4
 DWARFS = 4.0  # times as large as a product's other tensors is one that had better not be kept in memory
@@ -29,20 +31,29 @@ def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
     return 2.0 * size / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
 
 
+def share(spec: DeviceSpec, n: Node, streams: bool) -> float:
+    """Of the vendor's throughput, what a generated product reaches. `streams`: beside others over a streamed axis."""
+    return WALKED if spec.descriptors and not streams and n.reads[0].source.dtype.nbytes <= 2 else OWN[spec.kind]
+
+
 class Tiling:
     """How many tiles a block structure cuts each grid atom of an alignment into."""
 
-    def __init__(self, al: Alignment, grid: Iterable[int], extents: dict[int, float]) -> None:
+    def __init__(self, al: Alignment, grid: Iterable[int], extents: dict[int, float], walks: bool = False) -> None:
         self.al = al
         products = [n for n in al.nodes if n.kind == "contract"]
         free = {a for n in products for a in self._free(n)}
         row = {a for n in al.nodes if n.reduces for a in al.reduced(n)}
         inner = [n for n in products if row & set(al.kept(n))]
         free -= {a for n in products for a in self._beside(n, row)}
+        self.streams = bool(inner)
+        alone = walks and not inner and len(products) == 1
+        wide = self._sides(products[0])[1] if alone else set()
         self.tiles: dict[int, float] = {}
         for a in grid:
             whole = inner and extents[a] <= WIDEST and not any(a in al.span(n) for n in inner)
-            per = extents[a] if whole and a in free else TILE if a in free else 1
+            size = WIDE if a in wide else TILE
+            per = extents[a] if whole and a in free else size if a in free else 1
             self.tiles[a] = math.ceil(extents[a] / max(per, 1))
 
     def _sides(self, n: Node) -> list[set[int]]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from plait.ir.graph import Graph, Node
+from plait.ir.graph import Graph, Node, Read
 from plait.ir.index import Expr
 from plait.plan.align import Alignment
-from plait.plan.contract_cost import OWN, Tiling, product_ns
+from plait.plan.contract_cost import Tiling, product_ns, share
 from plait.plan.device import DeviceSpec
 from plait.plan.inline import Reading
 from plait.plan.opcost import op_cost
+
+_EXPOSED = 0.75  # of the time of other work is not hidden behind products (bias and GELU after one, on an H200)
 
 Pass = tuple[int, frozenset[int]]  # rank by dependency, and the row axes that stay outside the reduction
 
@@ -36,7 +38,8 @@ class Cost:
         """Predicted nanoseconds."""
         share = min(1.0, max(self.blocks, 1.0) / spec.units)
         memory = (self.bytes_read + self.bytes_written) / spec.bytes_per_ns + self.cache_bytes / spec.cache_bytes_per_ns
-        work = self.ops / spec.ops_per_ns + self.products_ns
+        ops = self.ops / spec.ops_per_ns
+        work = self.products_ns + (_EXPOSED if self.products_ns else 1.0) * ops
         return spec.launch_ns * self.launches + max(memory, work) / share
 
 
@@ -98,7 +101,7 @@ class CostModel:
 
     def tiling(self, al: Alignment, grid: Iterable[int]) -> Tiling:
         """How blocks cut a group with contractions."""
-        return Tiling(al, grid, {a: self.size([al.extent[a]]) for a in grid})
+        return Tiling(al, grid, {a: self.size([al.extent[a]]) for a in grid}, self.spec.descriptors)
 
     def _contract_cost(self, al: Alignment, inside: frozenset[Node], stored: list[Node], grid: set[int]) -> Cost:
         tiling = self.tiling(al, grid)
@@ -108,9 +111,10 @@ class CostModel:
             again = tiling.repeats(n)
             size = self.size(n.axes)
             if n.kind == "contract":
-                products += again * product_ns(self.spec, n, size) / OWN[self.spec.kind]
+                products += again * product_ns(self.spec, n, size) / share(self.spec, n, tiling.streams)
+                ops += sum(self._factor_work(tiling, n, r) for r in n.reads)
             else:
-                ops += again * size * op_cost(n.op)
+                ops += again * size * (op_cost(n.op) + sum(self.reading.work(r.source) for r in n.reads))
             for r in self.reading.reads(n):
                 if r.source not in inside:
                     touched = min(size, self.size(r.source.shape))
@@ -122,6 +126,12 @@ class CostModel:
             cache += total - once
         written = sum(self.size(n.shape) * n.dtype.nbytes for n in stored)
         return Cost(read, written, cache, ops, tiling.blocks, products_ns=products)
+
+    def _factor_work(self, tiling: Tiling, n: Node, r: Read) -> float:
+        """Work of forming a contraction's factor where it is read: again for every tile that it does not vary over."""
+        axes = {i for e in r.index for i in e.axes()}
+        again = tiling.beside(a for i in axes for a in tiling.al.atoms_of(n, i))
+        return again * self.size(n.axes[i] for i in axes) * self.reading.work(r.source)
 
     def _passes(
         self, al: Alignment, inside: frozenset[Node], stored: list[Node], row: set[int]

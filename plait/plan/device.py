@@ -10,7 +10,7 @@ class DeviceSpec:
     """Ceilings of a device. `bytes_per_ns`: copy bandwidth (read + written). `cache_bytes_per_ns`: bandwidth of re-reads that
         hit the last-level cache. `ops_per_ns`: simple f32 operations. `launch_ns`: one kernel boundary. `units`: multiprocessors
         or cores. `row_elems`: elements of a row a block keeps on chip. `half_flops_per_ns`, `float_flops_per_ns`: the vendor's
-    matrix products of 16-bit and of f32 operands. `measured`: date and method."""
+    matrix products of 16-bit and of f32 operands. `measured`: date and method. `descriptors`: a copy engine moves whole tiles."""
 
     name: str
     kind: str  # "cpu" | "cuda"
@@ -23,16 +23,32 @@ class DeviceSpec:
     half_flops_per_ns: float
     float_flops_per_ns: float
     measured: str
+    descriptors: bool = False
 
 
 SPECS: dict[str, DeviceSpec] = {
     "h200": DeviceSpec(
-        "h200", "cuda", 4270, 8000, 25000, 3000, 132, 16384, 650000, 50000, "2026-11-29, copy and matmul on one card"
+        "h200",
+        "cuda",
+        4270,
+        12000,
+        25000,
+        3000,
+        132,
+        16384,
+        650000,
+        50000,
+        "2026-11-30, one card: copy, products",
+        True,
     ),
-    "h100": DeviceSpec("h100", "cuda", 3000, 7000, 25000, 3000, 132, 16384, 600000, 50000, "vendor data sheet x 0.9"),
+    "h100": DeviceSpec(
+        "h100", "cuda", 3000, 11000, 25000, 3000, 132, 16384, 600000, 50000, "vendor data sheet x 0.9", True
+    ),
     "a100": DeviceSpec("a100", "cuda", 1750, 4500, 9000, 3500, 108, 16384, 250000, 18000, "vendor data sheet x 0.9"),
     "l40s": DeviceSpec("l40s", "cuda", 770, 3500, 40000, 3500, 142, 16384, 300000, 70000, "vendor data sheet x 0.9"),
-    "b200": DeviceSpec("b200", "cuda", 7000, 12000, 35000, 3000, 148, 16384, 1500000, 65000, "vendor data sheet x 0.9"),
+    "b200": DeviceSpec(
+        "b200", "cuda", 7000, 18000, 35000, 3000, 148, 16384, 1500000, 65000, "vendor data sheet x 0.9", True
+    ),
     "cpu": DeviceSpec("cpu", "cpu", 13, 60, 30, 3000, 2, 1 << 17, 120, 120, "2026-11-29, copy on two cores"),
 }
 

@@ -7,16 +7,16 @@ stays alone in its kernel is closed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from plait.ir.graph import Graph, Node
 from plait.ir.index import Expr
-from plait.plan.contract_cost import DWARFS, FEW, OWN, STREAM, product_ns
+from plait.plan.contract_cost import DWARFS, FEW, STREAM, product_ns, share
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
-from plait.plan.plan import Plan
+from plait.plan.plan import Group, Plan
 
 
 def worth_opening(graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], bool]) -> frozenset[Node]:
@@ -53,7 +53,7 @@ class _Judge:
                 joined = True
         points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
         flops, memory = product_ns(self.spec, n, points), operands / self.spec.bytes_per_ns
-        slower = max(flops / OWN[self.spec.kind], memory / self.streaming(n)) - max(flops, memory)
+        slower = max(flops / share(self.spec, n, False), memory / self.streaming(n)) - max(flops, memory)
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
 
     def streaming(self, n: Node) -> float:
@@ -86,18 +86,83 @@ def _depth(n: Node) -> Expr:
     return domain[-2]
 
 
-def lonely(plan: Plan) -> frozenset[int]:
-    """Numbers (in `in_order`) of contract nodes that share their kernel with nothing that saves traffic: casts and sums of
-    their own call. A twin has the number of what it repeats."""
+def better_closed(plan: Plan, spec: DeviceSpec) -> frozenset[int]:
+    """Numbers (in `in_order`) of products that had better be calls: they share their kernel with nothing that saves traffic
+    (casts and the sum of their own call), or with less than it costs. A twin has the number of what it repeats."""
     number = {n: i for i, n in enumerate(in_order(plan.graph.nodes()))}
     out: set[int] = set()
     for g in plan.kernels():
         products = [n for n in g.nodes if n.kind == "contract"]
-        others = [n for n in g.nodes if n.kind != "contract" and n.op not in ("cast", "copy", "const", "index")]
-        if len(products) == 1 and not others:
+        if len(products) == 1 and _Closing(plan, g, products[0], spec).is_better():
             (n,) = products
             out.add(number[n] if n in number else int(twin_of(n)[0]))
     return frozenset(out)
+
+
+class _Closing:
+    """A kernel with one product against the call and kernels that would stand for it."""
+
+    def __init__(self, plan: Plan, g: Group, n: Node, spec: DeviceSpec) -> None:
+        self.plan, self.g, self.n, self.spec = plan, g, n, spec
+        trivial = {"cast", "copy", "const", "index"}
+        inside = set(_evaluated(plan, g))
+        self.factors = [_within(r.source, inside) for r in n.reads]
+        before = set().union(*self.factors)
+        self.before = [m for m in before if m.op not in trivial]
+        self.after = [m for m in inside - before if m is not n and m.op not in trivial]
+        if dict(n.attrs).get("sums"):  # the call adds by itself
+            own = next((m for m in self.after if m.op == "add"), None)
+            self.after = [m for m in self.after if m is not own]
+
+    def is_better(self) -> bool:
+        """Kernels that reduce are never closed: what they keep out of memory is the square of what they read."""
+        if not self.before and not self.after:
+            return True
+        if any(m.kind != "map" for m in (*self.before, *self.after)):
+            return False
+        return self.apart_ns() <= self.g.predicted_ns
+
+    def apart_ns(self) -> float:
+        """The call, and writing and reading again what it takes in or leaves."""
+        n, spec = self.n, self.spec
+        half = n.reads[0].source.dtype.nbytes
+        sizes = [self.size(n.axes[i] for i in {i for e in r.index for i in e.axes()}) * half for r in n.reads]
+        result = self.size(n.shape) * half
+        traffic = sum(sizes) + result
+        ns = spec.launch_ns + max(product_ns(spec, n, self.size(n.axes)), traffic / spec.bytes_per_ns)
+        for factor, nbytes in zip(self.factors, sizes, strict=True):
+            if factor & set(self.before):
+                ns += nbytes / spec.bytes_per_ns  # whoever makes it writes it
+        if self.after:
+            stored = sum(self.size(m.shape) * m.dtype.nbytes for m in self.g.stored)
+            ns += spec.launch_ns + (result + stored) / spec.bytes_per_ns
+        return ns
+
+    def size(self, extents: Iterable[Expr]) -> float:
+        return size_at_hints(self.plan.graph, extents)
+
+
+def _within(n: Node, inside: set[Node]) -> set[Node]:
+    """Those of `inside` that n is made of."""
+    out: set[Node] = set()
+    todo = [n]
+    while todo:
+        m = todo.pop()
+        if m in inside and m not in out:
+            out.add(m)
+            todo += [r.source for r in m.reads]
+    return out
+
+
+def _evaluated(plan: Plan, g: Group) -> list[Node]:
+    """A kernel's members, and the inline nodes that they read."""
+    out = dict.fromkeys(g.nodes)
+    todo = list(out)
+    while todo:
+        new = [r.source for r in todo.pop().reads if r.source in plan.reading.inline and r.source not in out]
+        out |= dict.fromkeys(new)
+        todo += new
+    return list(out)
 
 
 def twin_of(n: Node) -> tuple[Any, int]:

@@ -26,6 +26,7 @@ from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, 
 from plait.runtime.gluon_kernel import GluonKernel, can_run
 from plait.runtime.link import Launch
 from plait.runtime.tune import Tuned
+from plait.tile.alternatives import alternatives
 from plait.tile.schedule import Schedule
 
 _TUNE_FROM_NS = 8000.0  # predicted; below that launching dominates
@@ -103,15 +104,19 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
 
 
 def _chosen(name: str, built: Sequence[Built], names: Sequence[str]) -> Built:
-    """One kernel of several that do the same: the default first, or before it one in Gluon, which needs it beside itself."""
+    """One kernel of several that do the same: the default first, or before it one in Gluon, which needs another beside itself
+    for tensors that are not aligned."""
     usable = [(b, n) for b, n in zip(built, names, strict=True) if not isinstance(b, BuildFailed)]
+    plain = [b for b, _ in usable if not isinstance(b, GluonKernel)]
     lower, default = built[0], built[names[0] == "gluon"]
-    if isinstance(lower, GluonKernel) and not isinstance(default, BuildFailed):
-        lower.plain = default
     if isinstance(lower, BuildFailed) and lower is not default:
         report.current().details.setdefault("gluon", {})[name] = lower.message
-    if isinstance(default, BuildFailed) or len(usable) == 1:
+    if not plain:
         return default
+    if isinstance(lower, GluonKernel):
+        lower.plain = plain[0]
+    if len(usable) == 1:
+        return usable[0][0]
     return Tuned([b for b, _ in usable], [n for _, n in usable])
 
 
@@ -131,14 +136,12 @@ def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | No
 
 
 def _schedules(launch: Launch, options: Options) -> list[Schedule | None]:
-    """The default schedule (None: as lowered), and half and twice its warps for single static kernels that take a while."""
+    """The default schedule (None: as lowered), and others beside it for single static kernels that take a while."""
     program = launch.parts[0].program
     worth = len(launch.parts) == 1 and not program.symbols and launch.groups[0].predicted_ns > _TUNE_FROM_NS
     if not worth or options.mode == "fast-compile" or triton_is_interpreted():
         return [None]
-    warps = program.schedule.warps
-    others = [w for w in (warps // 2, warps * 2) if 1 <= w <= 32]
-    return [None, *(program.schedule.having(warps=w) for w in others)]
+    return [None, *alternatives(program)]
 
 
 def _attribute(gm: Any, name: str) -> Any:

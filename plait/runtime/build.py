@@ -7,6 +7,7 @@ source, headers, flags, compiler, processor.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import hashlib
 import importlib.util
@@ -22,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
+
 from plait.emit import cpp
 from plait.emit.gluon import Descriptor, GluonSource
 from plait.emit.triton import TritonSource
@@ -36,7 +39,7 @@ from plait.runtime.folders import Unsafe
 from plait.runtime.gluon_kernel import Base, GluonKernel
 from plait.runtime.kernel import CppKernel, Kernel
 from plait.runtime.locks import Lock
-from plait.runtime.triton_kernel import TritonKernel
+from plait.runtime.triton_kernel import TritonKernel, scratch_memory
 
 _TIMEOUT_SECONDS = 600.0
 _MOST_UNITS = 8
@@ -249,13 +252,21 @@ def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Ex
         hook = runtime.launch_enter_hook
         return bool(getattr(hook, "calls", hook))
 
+    def providing(call: Callable[[], Any]) -> Any:
+        def inside() -> Any:
+            triton.set_allocator(lambda size, alignment, stream: scratch_memory(size, torch.device(device)))
+            return call()
+
+        # in a context of its own: the allocator of the user's own kernels stays
+        return contextvars.copy_context().run(inside)
+
     try:
         function = _import_text(source)
         kernel: TritonKernel | GluonKernel
         if isinstance(source, GluonSource):
             kernel = GluonKernel(source, function, device, watched, _Descriptors())
         else:
-            kernel = TritonKernel(source, function, device, watched)
+            kernel = TritonKernel(source, function, device, watched, providing)
         if size_hint is not None:
             kernel.compile(size_hint)
     except Exception as error:  # Triton raises all kinds; the group then runs in eager, with this reason

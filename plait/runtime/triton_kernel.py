@@ -4,6 +4,9 @@ The straight way is taken when every pointer is 16-byte aligned, as it was when 
 by `bind`. Where the program checks indices, the kernel reports into one pinned int32 of the host, which costs nothing
 unless a check fails; it is looked at around each launch, so a failure shows at the next launch after it happened, as
 asynchronous device errors do in eager.
+
+Kernels that make tensor descriptors need a little memory for them, taken from torch's allocator at each launch, and read
+some buffers that must begin at a multiple of 16 bytes: one that does not is copied first.
 """
 
 from __future__ import annotations
@@ -26,10 +29,20 @@ from plait.runtime.sizes import Sizes
 
 class TritonKernel:
     """See kernel.Kernel. `function` is the @triton.jit function of `source`; `watched` says whether
-    somebody hooks launches (a profiler), which only Triton's own entry serves."""
+    somebody hooks launches (a profiler), which only Triton's own entry serves; `providing` calls a function while Triton
+    can have scratch memory."""
 
-    def __init__(self, source: TritonSource, function: Any, device: str, watched: Callable[[], bool]) -> None:
-        self.source, self.function, self.watched = source, function, watched
+    def __init__(
+        self,
+        source: TritonSource,
+        function: Any,
+        device: str,
+        watched: Callable[[], bool],
+        providing: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self.source, self.function, self.watched, self.providing = source, function, watched, providing
+        buffers = [a.name for a in source.args if a.kind == "buffer"]
+        self.strict = tuple(k for k, name in enumerate(buffers) if name in source.aligned)
         self.device = torch.device(device)
         self.direct = self.device.type == "cuda" and not triton_is_interpreted()
         self.options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **dict(source.options)}
@@ -86,13 +99,17 @@ class TritonKernel:
     ) -> Callable[[Slots], Any]:
         """By Triton's own entry, which specialises on alignment anew."""
         launcher, options, fault, device = self.function[(blocks,)], self.options, self.fault, self.device
+        strict, providing = self.strict, self.providing
         extra = () if fault is None else (fault,)
 
         def launch(slots: Slots) -> Any:
             tensors = [t if (t := slots[p]).device.type == device.type else t.to(device) for p in pointers]
+            for k in strict:
+                if tensors[k].data_ptr() & 15:
+                    tensors[k] = _moved(tensors[k])
             if fault is not None:
                 _raise_if(fault, messages)
-            compiled = launcher(*tensors, *numbers, *extra, **options)
+            compiled = providing(lambda: launcher(*tensors, *numbers, *extra, **options))
             if fault is not None:
                 _raise_if(fault, messages)
             return compiled
@@ -126,7 +143,7 @@ class TritonKernel:
             if not (ready and aligned):
                 made = run(slots)
                 if aligned and compiled is None:
-                    start = _starter(made, blocks)
+                    start = _starter(made, blocks, self.device)
                     compiled = made
                 return
             if fault is not None:
@@ -137,16 +154,28 @@ class TritonKernel:
         return launch
 
 
-def _starter(compiled: Any, blocks: int) -> Callable[..., Any]:
-    """start(stream, *arguments) of a compiled kernel: past Triton's Python where no scratch memory is wanted."""
+def scratch_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Bytes for the descriptors of one launch."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _moved(t: torch.Tensor) -> torch.Tensor:
+    """A copy, laid out alike, in memory of its own (which begins at a multiple of 16 bytes)."""
+    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+
+
+def _starter(compiled: Any, blocks: int, device: torch.device) -> Callable[..., Any]:
+    """start(stream, *arguments) of a compiled kernel, past Triton's Python."""
     function, metadata, launcher = compiled.function, compiled.packed_metadata, compiled.run
     fields = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "launch")
     known: list[Any] = [getattr(launcher, f, None) for f in fields]
-    if known[0] == 0 and known[1] == 0 and None not in known:
+    if None not in known and known[1] == 0:
         bare: Callable[..., Any] = known[4]
-        cooperative, dependent = known[2], known[3]
+        scratch_bytes, cooperative, dependent = known[0] * blocks, known[2], known[3]
 
         def start(stream: int, *arguments: int) -> None:
+            # freed when this returns: what takes it next runs behind this launch
+            scratch = scratch_memory(scratch_bytes, device) if scratch_bytes else None
             bare(
                 blocks,
                 1,
@@ -155,7 +184,7 @@ def _starter(compiled: Any, blocks: int) -> Callable[..., Any]:
                 function,
                 cooperative,
                 dependent,
-                None,
+                scratch,
                 None,
                 metadata,
                 None,

@@ -23,6 +23,8 @@ from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
 WIDEST = 256  # points of a dim that a block holds whole
+_LONG = 1024  # summed points from which on a product keeps a persistent block busy
+_WASTE = 0.9  # of the better use of the last wave of blocks is worth twice the tile
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,29 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     if spec.kind == "cpu":
         return Schedule(form="swept", tile=tiles, vector=name)
     warps = _warps(flat, found, sizes)
+    blocks = spec.units if _walks(flat, found, sizes, spec, hint) else 0
     wide = any(sizes.get(d, 0) > 128 for d in found.stream)
-    return Schedule(form="swept", tile=tiles, warps=warps, stages=2 if found.stream and not wide else 3, vector=name)
+    stages = 2 if found.stream and not wide else 3 if not blocks or _area(found, sizes) > 128 * 128 else 4
+    return Schedule(form="swept", tile=tiles, warps=warps, stages=stages, vector=name, blocks=blocks)
+
+
+def _area(found: Roles, sizes: dict[int, int]) -> int:
+    """Points of a block's tile of the result."""
+    return math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *found.columns[-1:]))
+
+
+def _walks(flat: Flat, found: Roles, sizes: dict[int, int], spec: DeviceSpec, hint: Hint) -> bool:
+    """Blocks that walk several tiles each: while one is stored, the next one's factors are on their way. It takes more tiles
+    than blocks, and products long enough that the start of a tile is little beside it."""
+    depth = math.prod(hint(flat.dims[d].extent) for d in found.depth)
+    return (
+        spec.descriptors
+        and not found.stream
+        and _operand_bytes(flat) <= 2
+        and _area(found, sizes) >= 128 * 128
+        and depth >= _LONG
+        and _blocks(flat, sizes | dict.fromkeys(found.depth, 0), hint) > spec.units
+    )
 
 
 def _warps(flat: Flat, found: Roles, sizes: dict[int, int]) -> int:
@@ -116,8 +139,7 @@ def _warps(flat: Flat, found: Roles, sizes: dict[int, int]) -> int:
     draws = _draws(flat)
     if found.stream:
         return 8 if side >= 128 or draws else 4
-    area = math.prod(sizes.get(d, 1) for d in (*found.rows[-1:], *found.columns[-1:]))
-    return 8 if area >= (128 * 64 if draws else 128 * 128) else 4
+    return 8 if _area(found, sizes) >= (128 * 64 if draws else 128 * 128) else 4
 
 
 def _held(flat: Flat, width: tuple[int, ...]) -> int:
@@ -170,6 +192,8 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
             most = {1: 16}.get(rows, 32 if rows <= 16 else 128 if narrow else 64)
             tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
             chosen.append(d)
+    if len(chosen) == 2 and not found.stream and narrow and all(tile[d] == 128 for d in chosen):
+        _widen(flat, tile, chosen[1], spec, hint)
     while found.stream == () and chosen and _blocks(flat, tile, hint) < spec.units:
         d = max(chosen, key=lambda d: tile[d])
         if tile[d] <= 32:
@@ -194,6 +218,22 @@ def _is_reduced_at_once(flat: Flat, found: Roles, tiles: int) -> bool:
     stored = any(isinstance(s, Store) and last & set(s.span) for s in flat.stmts)
     swept = all((flat.dims[d].extent.const or WIDEST + 1) > WIDEST for d in found.depth)
     return not found.width and tiles == 1 and swept and not stored and _operand_bytes(flat) <= 2
+
+
+def _widen(flat: Flat, tile: dict[int, int], column: int, spec: DeviceSpec, hint: Hint) -> None:
+    """Twice the columns for one product (whose accumulator then takes half the registers): fewer bytes a point. Not where the
+    last wave of blocks would be much emptier, or where there is more than an accumulator to hold."""
+    held = sum(isinstance(s, Dot) for s in flat.stmts) + 2 * _draws(flat)
+    if held > 1 or hint(flat.dims[column].extent) < 256:
+        return
+    before, after = (_full_waves(_blocks(flat, tile | {column: n}, hint), spec.units) for n in (128, 256))
+    if after >= _WASTE * before:
+        tile[column] = 256
+
+
+def _full_waves(blocks: int, units: int) -> float:
+    """How full the waves of blocks are on average."""
+    return blocks / (-(-blocks // units) * units)
 
 
 def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 class Schedule:
     """`form`: "flat" or "swept" (see tile/program). `tile`: points of each dim a block takes (0: all of it; dims not named
     take 1). `warps`, `stages`: Triton launch options. `vector`: the dim whose neighbouring points share a CPU vector or a
-    GPU's coalesced access; "" when there is none."""
+    GPU's coalesced access; "" when there is none. `blocks`: of a persistent kernel, whose blocks walk the tiles and read
+    factors of products through tensor descriptors; 0: every tile has a block of its own."""
 
     form: str = "flat"
     tile: tuple[tuple[str, int], ...] = ()
     warps: int = 4
     stages: int = 1
     vector: str = ""
+    blocks: int = 0
 
     def size(self, dim: str) -> int:
         """Tile points of a dim: 0 means all, 1 when not named."""
@@ -26,7 +28,8 @@ class Schedule:
 
     def __str__(self) -> str:
         tiles = ",".join(f"{d}:{n or 'all'}" for d, n in self.tile)
-        return f"form={self.form} tile={tiles} warps={self.warps} stages={self.stages} vector={self.vector}"
+        blocks = f" blocks={self.blocks}" if self.blocks else ""
+        return f"form={self.form} tile={tiles} warps={self.warps} stages={self.stages} vector={self.vector}{blocks}"
 
     def having(self, **changes: object) -> Schedule:
         """A copy with some fields changed."""
@@ -38,7 +41,7 @@ def parse_schedule(text: str) -> Schedule:
     fields: dict[str, str] = {}
     for part in text.split():
         key, eq, val = part.partition("=")
-        if not eq or key not in ("form", "tile", "warps", "stages", "vector"):
+        if not eq or key not in ("form", "tile", "warps", "stages", "vector", "blocks"):
             raise ValueError(f"not a schedule field: {part!r} in {text!r}")
         fields[key] = val
     tile: list[tuple[str, int]] = []
@@ -53,6 +56,7 @@ def parse_schedule(text: str) -> Schedule:
         warps=int(fields.get("warps", "4")),
         stages=int(fields.get("stages", "1")),
         vector=fields.get("vector", ""),
+        blocks=int(fields.get("blocks", "0")),
     )
 
 

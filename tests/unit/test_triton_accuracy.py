@@ -54,6 +54,35 @@ def test_exponentials_that_are_compared_are_exact() -> None:
     assert "libdevice.exp" in emit_triton(m.program(), "k").text
 
 
+@pytest.mark.parametrize(
+    ("dtype", "capped", "near"),
+    [
+        (torch.bfloat16, False, True),
+        (torch.float32, False, False),
+        (torch.bfloat16, True, True),
+        (torch.float32, True, False),
+    ],
+)
+def test_tanh_is_approximated_where_neither_a_store_nor_an_exponent_shows_it(
+    dtype: torch.dtype, capped: bool, near: bool
+) -> None:
+    m = _make()
+    t = m.let("mul", m.let("tanh", m.load(randn(4, 16), AT)), m.const(30.0))
+    if capped:
+        e = m.let("exp", m.let("sub", t, m.reduce("max", t, (1,))))
+        t = m.let("div", e, m.reduce("sum", e, (1,)))
+    m.store(torch.zeros(4, 16, dtype=dtype), AT, t)
+    assert ("_tanh_near(" in emit_triton(m.program(), "k").text) is near
+
+
+def test_a_tanh_that_an_exponential_magnifies_is_exact() -> None:
+    m = _make()
+    t = m.let("mul", m.let("tanh", m.load(randn(4, 16), AT)), m.const(3000.0))
+    e = m.let("exp", m.let("sub", t, m.reduce("max", t, (1,))))
+    m.store(torch.zeros(4, 16, dtype=torch.bfloat16), AT, m.let("div", e, m.reduce("sum", e, (1,))))
+    assert "libdevice.tanh(" in emit_triton(m.program(), "k").text
+
+
 def test_contraction_only_where_no_products_meet() -> None:
     m = _make()
     a, b = m.load(randn(4, 16), AT), m.load(randn(4, 16), AT)

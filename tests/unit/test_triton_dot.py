@@ -100,3 +100,21 @@ def test_blocks_with_most_to_do_come_first() -> None:
 
 def test_products_walk_their_result_in_bands() -> None:
     assert "p1_band" in _text("gemm_bands")
+
+
+def test_a_persistent_kernel_reads_dense_factors_through_descriptors() -> None:
+    source = emit_triton(triton_dot_cases.CASES["gemm_walked_odd"]().make.program("w"), "kernel")
+    before, loop = source.text.split("    for block in tl.range(tl.program_id(0), 9, 3, flatten=True):")
+    assert "d0 = tl.make_tensor_descriptor(b0_ptr, [77, 56], [56, 1], [32, 16])" in before
+    assert "d1 = tl.make_tensor_descriptor(b1_ptr, [88, 56], [56, 1], [32, 16])" in before
+    assert "v0s = d0.load([p0_start, r0_start])" in loop
+    assert "mask" not in loop.split("tl.dot")[0], "what lies beyond the extents is zero already"
+    assert source.programs.const == 3
+    assert source.aligned == {"b0_ptr", "b1_ptr"}
+
+
+def test_rows_that_no_descriptor_can_step_over_are_read_by_pointers() -> None:
+    source = emit_triton(triton_dot_cases.CASES["gemm_walked_unaligned_rows"]().make.program("w"), "kernel")
+    assert "make_tensor_descriptor" not in source.text
+    assert "for block in" in source.text
+    assert not source.aligned

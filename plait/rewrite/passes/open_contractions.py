@@ -2,6 +2,8 @@
 
     extern(aten.addmm, %b, %x, %w)   ->   dot[m, n | k](x[m, k], w[k, n]) + b[n], rounded as the call rounds: once, at the end
 
+A product whose call adds a term has the attribute `sums`.
+
 The vendor's call is the closed form, the node the open one; which calls to open is plan/openings' decision. Calls with
 integer operands, and those whose factors are not plain numbers, stay closed.
 """
@@ -56,7 +58,7 @@ def _opened(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:
     m, col, k = (ix.axis(batch + i) for i in range(3))
     outer = tuple(ix.axis(i) for i in range(batch))
     factors = [_within(builder, a, (*outer, m, k), axes), _within(builder, b, (*outer, k, col), axes)]
-    out = builder.node("dot", axes, factors, reduce=1)
+    out = builder.node("dot", axes, factors, reduce=1, **({"sums": True} if adds else {}))
     if adds:
         out = _added(builder, n, out, reads[0])
     if n.dtype is not out.dtype:
