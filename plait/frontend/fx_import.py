@@ -70,6 +70,10 @@ class _Result:
     memory: dict[int, int]  # fake storages of returned tensors, numbered
 
 
+# operators whose results' sizes depend on data, but which torch (2.11) does not mark as such: it traces made-up sizes
+_SIZED_BY_DATA = frozenset(["aten._unique.default"])
+
+
 class _Importer:
     """One run of import_fx."""
 
@@ -190,6 +194,8 @@ class _Importer:
     def _operator(self, fx: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         """An ATen operator through its lowering, or as a call."""
         val, reason = fx.meta.get("val"), ""
+        if str(fx.target) in _SIZED_BY_DATA and all(isinstance(n, int) for t in _tensors(val) for n in t.shape):
+            raise ImportFailed(f"{fx.target}: the size of its result depends on data, and was traced as a fixed one")
         if fx.target is torch.ops.aten.as_strided.default:
             args, reason = self._of_whole_storage(fx, *args, **kwargs)
             kwargs = {}

@@ -164,6 +164,14 @@ def test_mutation_inside_is_refused() -> None:
         imported(fn, [torch.ones(3)])
 
 
+def test_made_up_sizes_are_refused() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch._unique(x)[0] + 1
+
+    with pytest.raises(ImportFailed, match="depends on data"):
+        imported(fn, [torch.tensor([1, 1, 2])])
+
+
 # ----------------------------------------------------------------------------------------------------------- externs
 def test_contractions_keep_their_operands_strides() -> None:
     graph, _ = imported(lambda x, w: x @ w.t(), [torch.ones(3, 4), torch.ones(5, 4)])
