@@ -10,7 +10,8 @@ import torch
 from tile_make import TORCH, Make
 
 from plait.ir.dtype import DType
-from plait.tile.program import Dot, Let, Reduce
+from plait.ir.index import Expr
+from plait.tile.program import Dot, Let, Load, Reduce
 
 
 class MakeDot(Make):
@@ -21,6 +22,13 @@ class MakeDot(Make):
         self.body.append(
             Dot(n, "dot", a, dims, self.types[n], self.spans[n], None, scale, other=b, operand=TORCH[operand])
         )
+        return n
+
+    def load_again(self, t: torch.Tensor, address: Expr) -> int:
+        """From the buffer that holds this very tensor already."""
+        b = next(i for i, x in enumerate(self.tensors) if x is t)
+        n = self._new(address.axes(), TORCH[t.dtype].compute)
+        self.body.append(Load(n, b, address, self.types[n], self.spans[n]))
         return n
 
     def carried(self, monoid: str, a: int, dims: tuple[int, ...], scale: int | None = None) -> int:
@@ -63,3 +71,11 @@ def add(name: str, f: Callable[..., DotCase], *args: Any, **options: Any) -> Non
 
 def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype)
+
+
+def causal(shift: int) -> Callable[[Expr, Expr], Expr]:
+    return lambda i, r: i - r + shift
+
+
+def since(width: int) -> Callable[[Expr, Expr], Expr]:
+    return lambda i, r: r - i + width

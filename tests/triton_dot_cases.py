@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dot_make import CASES, DotCase, MakeDot, add, empty
+import triton_gradient_cases  # noqa: F401  # its cases are run, too
+from dot_make import CASES, DotCase, MakeDot, add, causal, empty, since
 from tile_make import B1, F32, I64, TORCH, randn
 
 from plait.emit.triton import emit_triton
@@ -264,14 +265,6 @@ def attention(heads: int, m: int, n: int, d: int, e: int, dtype: torch.dtype, **
         keep &= torch.tensor([[g(const(i), const(j)).const >= 0 for j in range(n)] for i in range(m)])
     t = t.masked_fill(~keep, -INF)
     return DotCase(mk, [torch.softmax(t, -1) @ v.double()])
-
-
-def causal(shift: int) -> Callable[[Expr, Expr], Expr]:
-    return lambda i, r: i - r + shift
-
-
-def since(width: int) -> Callable[[Expr, Expr], Expr]:
-    return lambda i, r: r - i + width
 
 
 add("attention", attention, 1, 48, 48, 32, 16, BF16)

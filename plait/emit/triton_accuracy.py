@@ -169,7 +169,7 @@ class Accuracy:
             return self._is_maximum(d.args[1]) or self._is_maximum(d.args[2])
         if isinstance(d, Let) and d.op in ("round", "running"):
             return self._is_maximum(d.args[0])
-        if isinstance(d, Let) and d.op == "mul":  # x * c - c * max x, c > 0
+        if isinstance(d, Let) and d.op in ("mul", "div"):  # x * c - c * max x, c > 0
             return (self.constant(d.args[1]) or 0) > 0 and self._is_maximum(d.args[0])
         return isinstance(d, Reduce) and d.monoid == "max"
 

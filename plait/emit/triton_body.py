@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy
 from plait.emit.triton_bounds import Segment, longest_last, segments
-from plait.emit.triton_dot import Carried, loads_before_loops, without_small_dots
+from plait.emit.triton_dot import Carried, loads_before_loops, products_early, without_small_dots
 from plait.emit.triton_grid import Grid
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
 from plait.emit.triton_online import merge_passes
@@ -27,6 +27,7 @@ from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
 from plait.emit.triton_softmax import definitions, exp_of_difference, scale_late
 from plait.emit.triton_tma import Walk
+from plait.emit.triton_tiles import Tiles
 from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -86,6 +87,7 @@ class Emitter:
             self.grid.order(longest_last(program, self.defs, self.ix), self.carried.sides())
         walks = program.schedule.blocks and single and self.carried.matrices
         self.walk = Walk(self.grid, program.buffers, program.schedule.blocks) if walks else None
+        self.tiles = Tiles(program, self.ix)
         self.lines: list[str] = []
         self.depth = 2 if self.walk else 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
@@ -246,10 +248,15 @@ class Emitter:
     def load(self, s: Load) -> None:
         b = self.program.buffers[s.buffer]
         axes = self._access_axes(s.span, (s.address, *s.guard))
+        if (twin := self.tiles.again(s, axes)) is not None:
+            self.put(*twin[0])
+            self.ix.locals[s.out] = twin[1]
+            return
         mask = self._mask(axes, s.guard, s.address.values(), axes)
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
-        keeps = self.carried.keeps_storage(s, b.dtype)
-        box = self.walk.load(s, self._pointer(s.buffer), axes) if keeps and self.walk else None
+        factor = self.carried.keeps_storage(s, b.dtype)
+        keeps = factor or (b.dtype in (DType.f16, DType.bf16) and bool(self.carried.matrices))  # for another side
+        box = self.walk.load(s, self._pointer(s.buffer), axes) if factor and self.walk else None
         mask = "" if box else mask
         narrow_float = b.dtype in (DType.f8e4m3, DType.f8e5m2) and not keeps
         text = f"tl.load({address}"
@@ -266,6 +273,8 @@ class Emitter:
             text = f"tl.where({mask}, {text}, {literal(s.fill, s.dtype)})"
         self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype, f"v{s.out}s" if keeps else "", b.dtype)
+        if self.carried.matrices:
+            self.tiles.note(s, self.ix.locals[s.out])
 
     def store(self, s: Store) -> None:
         b = self.program.buffers[s.buffer]
@@ -326,28 +335,25 @@ class Emitter:
                 self.put(*self.reducer.begin(r, self.types[r.arg]))
             else:
                 self.put(*self.reducer.begin_scan(r))
-        parts = segments(s, self.defs, self.ix)
-        for n, part in enumerate(parts):
-            end = part.end
-            if n + 1 < len(parts):
-                self.put(f"{d.name}_full = {end}")
-                end = f"{d.name}_full"
+        for part in segments(s, self.defs, self.ix):
+            self.put(*part.before)
             self.carried.again(own)
-            self.loop(s, part.start, end, part)
+            self.loop(s, part)
         self.pending -= {r.out for r in carried}
         self.put(*self.reducer.end([r for r in carried if isinstance(r, Reduce) and r not in own]))
         for r in own:
             self.put(*self.carried.end(r))
 
-    def loop(self, s: Sweep, start: str, end: str, part: Segment) -> None:
+    def loop(self, s: Sweep, part: Segment) -> None:
         """One loop over (a part of) a swept dim."""
-        d, checks, stages = self.dims[s.dim], len(self.checks), self.program.schedule.stages
+        d, stages = self.dims[s.dim], self.program.schedule.stages
+        checks, tiles = len(self.checks), len(self.tiles.loaded)
         variable = f"{d.name}_start" if d.blocked else d.name
         more = f", num_stages={stages}" if stages > 1 else ""
         known = self.ix.true, self.ix.whole, self.true
         self.ix.true, self.true = self.ix.true | part.true, set(self.true)
         self.ix.whole = self.ix.whole | ({s.dim} if part.whole else set())
-        self.put(f"for {variable} in tl.range({start}, {end}, {d.tile}{more}):")
+        self.put(f"for {variable} in tl.range({part.start}, {part.end}, {d.tile}{more}):")
         self.depth += 1
         if d.blocked:
             self.put(f"{d.name} = {d.name}_start + {d.name}_lane")
@@ -355,13 +361,15 @@ class Emitter:
         self.body(s.body)
         self.depth -= 1
         del self.checks[checks:]
+        self.tiles.leave(tiles)
         self.ix.true, self.ix.whole, self.true = known
 
 
 def _prepared(program: TileProgram, indexer: Indexer, looped: frozenset[int]) -> TileProgram:
     if not any(isinstance(s, Dot) for s in program.walk()):
         return program
-    return scale_late(with_conditions(loads_before_loops(without_small_dots(program, indexer), looped)))
+    prepared = with_conditions(loads_before_loops(without_small_dots(program, indexer), looped))
+    return products_early(scale_late(prepared))
 
 
 def begins(r: Stmt, dim: int, pending: set[int]) -> bool:

@@ -21,18 +21,20 @@ from plait.tile.program import Check, Dot, Let, Reduce, Scan, Store, Sweep, Tile
 
 @dataclass(frozen=True)
 class Segment:
-    """One loop: texts of its first point and its end, guards that hold all through it, and whether no tile of it reaches
-    beyond the extent."""
+    """One loop: texts of its first point and its end, guards that hold all through it, whether no tile of it reaches
+    beyond the extent, and lines that stand before it."""
 
     start: str
     end: str
     true: frozenset[Expr] = frozenset()
     whole: bool = False
+    before: tuple[str, ...] = ()
 
 
 def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
     """The loops that a swept dim becomes. Tiles that a guard excludes from every block of points, to which nothing carried
-    would change, are not visited; the mask is left out of those that it excludes nothing of, when these come first."""
+    would change, are not visited; the mask is left out of those that it excludes nothing of. That costs a second or third
+    loop's code, and is done where there is work for every point of a tile: products that the mask is put on."""
     d = indexer.dims[s.dim]
     extent = indexer.text(d.extent, ())
     found = bounds_of(s, defs, indexer)
@@ -46,16 +48,38 @@ def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
         start = f"tl.maximum({start}, 0) // {d.tile} * {d.tile}"
     for b in upper:
         end = f"tl.minimum({end}, {b.text(indexer, most=True)})"
-    if lower or not (upper or not d.even) or not any(isinstance(x, Reduce) and x.scale is not None for x in walk((s,))):
+    if not (found or not d.even) or not _masks_products(s) or _is_narrow(lower, upper, d.tile):
         return [Segment(start, end)]
     full = extent
     for b in upper:
         full = f"tl.minimum({full}, {b.text(indexer, most=False)})"
+    full = f"tl.maximum({full}, 0) // {d.tile} * {d.tile}"
+    true = frozenset(b.guard for b in found)
+    out: list[Segment] = []
+    first = "0"
+    if lower:
+        least = start
+        for b in lower:
+            least = f"tl.maximum({least}, {b.text(indexer, most=False)})"
+        first = f"{d.name}_from"
+        line = f"{first} = ({least} + {d.tile - 1}) // {d.tile} * {d.tile}"
+        out.append(Segment(start, f"tl.minimum({first}, {end})", before=(line,)))
+        full = f"tl.maximum({full}, {first})"
+    if not upper and d.even:
+        return [*out, Segment(first, end, true, True)]
     name = f"{d.name}_full"
-    return [
-        Segment("0", f"tl.maximum({full}, 0) // {d.tile} * {d.tile}", frozenset(b.guard for b in upper), True),
-        Segment(name, end),
-    ]
+    return [*out, Segment(first, name, true, True, (f"{name} = {full}",)), Segment(name, end)]
+
+
+def _masks_products(s: Sweep) -> bool:
+    """The sweep walks over the points of some product's result."""
+    return any(isinstance(x, Dot) and s.dim in x.span for x in walk((s,)))
+
+
+def _is_narrow(lower: list[_Bound], upper: list[_Bound], tile: int) -> bool:
+    """Lower and upper bounds leave no tile that is full for certain: a window about as wide as a block."""
+    lengths = [(y.edge(most=False) - x.edge(most=False)).const for x in lower for y in upper]
+    return any(n is not None and n < tile for n in lengths)
 
 
 def longest_last(program: TileProgram, defs: Defs, indexer: Indexer) -> frozenset[int]:
@@ -88,11 +112,15 @@ class Bound:
     def rising(self) -> bool:
         return self.slope > 0
 
-    def text(self, indexer: Indexer, most: bool) -> str:
-        """The first point that may hold (rising), or the end of those that may (most) or must hold."""
+    def edge(self, most: bool) -> Expr:
+        """`text` times the slope."""
         rest = self.most if most else self.least
         step = abs(self.slope)
-        e = (-rest + (step - 1)) if self.rising else rest + step
+        return (-rest + (step - 1)) if self.rising else rest + step
+
+    def text(self, indexer: Indexer, most: bool) -> str:
+        """The first point (rising) or the end of those at which the guard may hold (most), or holds all over the block."""
+        step, e = abs(self.slope), self.edge(most)
         wide = not indexer.is_narrow(e)
         out = indexer.text(e, (), wide)
         if step > 1:
@@ -188,9 +216,7 @@ def _arithmetic(op: str, args: list[float]) -> float | None:
         return args[0] if args[0] == 0 or math.isinf(args[0]) else None
     if op in ("exp", "exp2"):
         return 0.0 if args[0] == -math.inf else None
-    if op == "mul":
-        out = args[0] * args[1]
+    if op == "mul" or (op == "div" and args[1] != 0):
+        out = args[0] * args[1] if op == "mul" else args[0] / args[1]
         return out if out == 0 or math.isinf(out) else None
-    if op == "div" and args[0] == 0 and args[1] != 0:
-        return 0.0
     return None

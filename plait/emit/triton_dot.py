@@ -18,7 +18,7 @@ from plait.emit.triton_ops import convert, tl_type
 from plait.emit.triton_reduce import Reducer, combine, identity
 from plait.errors import InternalError, LowerFailed
 from plait.ir.dtype import DType
-from plait.tile.program import Dot, Let, Load, Reduce, Span, Stmt, Store, Sweep, TileProgram, walk
+from plait.tile.program import Dot, Let, Load, Reduce, Span, Stmt, Store, Sweep, TileProgram, operands, walk
 
 _OPERANDS = (DType.f16, DType.bf16, DType.f32, DType.f8e4m3, DType.f8e5m2)
 _SAME_ZERO = ("round", "cast", "copy", "neg")
@@ -138,6 +138,26 @@ def _only_products(body: tuple[Stmt, ...]) -> bool:
     """A Dot is inside, and nothing is stored that a load could see."""
     inside = list(walk(body))
     return any(isinstance(s, Dot) for s in inside) and not any(isinstance(s, Store) for s in inside)
+
+
+def products_early(program: TileProgram) -> TileProgram:
+    """The program with the products that loops add up standing right behind their factors: the machine goes on to what else
+    the step computes while it multiplies. Products do not pass reductions, whose order is what "running" and "before" mean."""
+
+    def visit(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            place = len(out)
+            if isinstance(s, Sweep):
+                s = replace(s, body=visit(s.body))
+            elif isinstance(s, Dot):
+                needs = set(operands(s))
+                while place and isinstance(last := out[place - 1], (Let, Load)) and last.out not in needs:
+                    place -= 1
+            out.insert(place, s)
+        return tuple(out)
+
+    return replace(program, body=visit(program.body))
 
 
 class Carried:

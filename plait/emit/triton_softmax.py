@@ -3,14 +3,14 @@
     t = where(h, s*c, -inf);  m = max t;  p = exp(t - m)
  -> u = where(h, s, -inf);    m = c * max u;  p = exp2(u * (c*log2 e) - m*log2 e), one fused multiply-add and one exp2
 
-Multiplication by c > 0 is monotonous, rounded or not, so that the maxima are the same to the last bit.
+Multiplication by c > 0 (and division) is monotonous, rounded or not, so that the maxima are the same to the last bit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from plait.emit.triton_index import Indexer
 from plait.ir.dtype import DType
@@ -18,6 +18,19 @@ from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, Sweep, TilePr
 
 Defs = Mapping[int, Let | Load | Reduce | Scan]
 _LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Scale:
+    """ "mul" or "div", and by which constant."""
+
+    op: str
+    constant: float
+
+    @property
+    def factor(self) -> float:
+        """As a factor."""
+        return self.constant if self.op == "mul" else 1 / self.constant
 
 
 def definitions(program: TileProgram) -> Defs:
@@ -34,14 +47,14 @@ def constant(defs: Defs, k: int) -> float | None:
     return float(d.attr("value")) if isinstance(d, Let) and d.op == "const" else None
 
 
-def scaled(defs: Defs, k: int) -> tuple[int, float] | None:
-    """(x, c) when local k is x * c in f32, c a positive normal constant."""
+def scaled(defs: Defs, k: int) -> tuple[int, Scale] | None:
+    """(x, scale) when local k is x times, or by, a positive normal constant in f32."""
     d = defs.get(k)
-    if isinstance(d, Let) and d.op == "mul" and d.dtype is DType.f32:
-        for x, c in (d.args, d.args[::-1]):
+    if isinstance(d, Let) and d.op in ("mul", "div") and d.dtype is DType.f32:
+        for x, c in (d.args, d.args[::-1])[: 2 if d.op == "mul" else 1]:
             value = constant(defs, c)
             if value is not None and 1e-30 < value < 1e30:
-                return x, value
+                return x, Scale(d.op, value)
     return None
 
 
@@ -52,16 +65,16 @@ class _LateScale:
         self.program, self.defs = program, dict(definitions(program))
         self.next = max(self.defs, default=-1) + 1
         self.read = {s.args[0] for s in program.walk() if isinstance(s, Let) and s.op == "running"}
-        self.moved: dict[int, tuple[Reduce, float]] = {}  # by the old maximum: the new one, and what it lacks
+        self.moved: dict[int, tuple[Reduce, Scale]] = {}  # by the old maximum: the new one, and what it lacks
 
     def fresh(self) -> int:
         self.next += 1
         return self.next - 1
 
-    def times(self, s: Let | Reduce, x: int, c: float) -> list[Stmt]:
+    def times(self, s: Let | Reduce, x: int, c: Scale) -> list[Stmt]:
         """s.out = x * c."""
-        const = Let(self.fresh(), "const", (), s.dtype, (), (("dtype", s.dtype), ("value", c)))
-        return [const, Let(s.out, "mul", (x, const.out), s.dtype, s.span)]
+        const = Let(self.fresh(), "const", (), s.dtype, (), (("dtype", s.dtype), ("value", c.constant)))
+        return [const, Let(s.out, c.op, (x, const.out), s.dtype, s.span)]
 
     def visit(self, body: tuple[Stmt, ...], open_dims: frozenset[int] = frozenset()) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
@@ -108,7 +121,7 @@ def scale_late(program: TileProgram) -> TileProgram:
     """The program with scores masked, and their carried maxima taken, before they are multiplied by a constant."""
     pass_ = _LateScale(program)
     early = any(isinstance(s, Let) and s.op == "before" and _precedes(program, s) for s in program.walk())
-    return program if early or not pass_.read else replace(program, body=pass_.visit(program.body))
+    return program if early else replace(program, body=pass_.visit(program.body))
 
 
 def _precedes(program: TileProgram, before: Let) -> bool:
@@ -129,7 +142,7 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
     factor = _LOG2E
     factors = scaled(defs, x)
     if factors is not None:
-        x, factor = factors[0], factors[1] * _LOG2E
+        x, factor = factors[0], factors[1].factor * _LOG2E
     name = f"v{s.out}_b"
     text = f"tl.exp2(tl.fma({indexer.operand(x, axes)}, {factor!r}, {indexer.widen(name, base.axes, axes)}))"
     return [f"{name} = {base.text} * {-_LOG2E!r}"], text
@@ -137,7 +150,7 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
 
 def _from_product(k: int, defs: Defs) -> bool:
     d = defs.get(k)
-    if isinstance(d, Let) and d.op in ("mul", "add", "sub", "where", "neg", "copy", "round"):
+    if isinstance(d, Let) and d.op in ("mul", "div", "add", "sub", "where", "neg", "copy", "round"):
         return any(_from_product(a, defs) for a in d.args)
     return isinstance(d, Dot)
 

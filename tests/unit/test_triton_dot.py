@@ -72,6 +72,38 @@ def test_windows_bound_loops_on_both_sides() -> None:
     assert "in tl.range(tl.maximum(p1_start + (-20), 0) // 16 * 16, tl.minimum(100, p1_start + 16), 16" in text
 
 
+def test_a_wide_window_is_masked_at_both_ends() -> None:
+    for name in ("gradient_window", "gradient_window_of_keys"):
+        loops = _text(name).split("    for ")
+        assert len(loops) == 4
+        masked = [">= r0[None, :]" in text or ">= p1[:, None]" in text for text in loops[1:]]
+        assert masked == [True, False, True]
+        assert "in tl.range(r0_from, r0_full, 16" in loops[2]
+    assert len(_text("gradient_window_narrow").split("    for ")) == 2
+
+
+def test_a_mask_before_a_bound_leaves_the_rest_of_the_loop_without() -> None:
+    loops = _text("gradient_of_keys").split("    for ")
+    assert len(loops) == 3
+    assert "r0[None, :] >= p1[:, None]" in loops[1]
+    assert "r0[None, :] >= p1[:, None]" not in loops[2]
+    assert "tl.range(r0_from, 64, 16" in loops[2]
+
+
+@pytest.mark.parametrize("name", ["gradient", "gradient_f32", "gradient_of_keys", "gradient_of_keys_turned"])
+def test_a_tensor_read_from_two_sides_is_loaded_once(name: str) -> None:
+    for loop in _text(name).split("    for ")[1:]:
+        assert loop.count("tl.load(b1_ptr") == 1
+
+
+@pytest.mark.parametrize("name", ["gradient_causal", "gradient_causal_divided"])
+def test_saved_statistics_take_the_scale_along(name: str) -> None:
+    """exp(where(mask, s * c, -inf) - row), or s / c: no multiplication but the one in the multiply-add."""
+    for loop in _text(name).split("    for ")[1:]:
+        assert "0.36067376022224085, " in loop.split("tl.fma(")[1], "0.25 * log2 e"
+        assert "0.25" not in loop and "4.0" not in loop
+
+
 def test_only_the_last_step_is_masked_at_an_odd_length() -> None:
     loops = _text("attention_odd").split("    for ")
     assert len(loops) == 3
