@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,12 +38,15 @@ def recompute_products(graph: fx.Graph, forward: set[fx.Node]) -> None:
         region = _between(product, forward)
         if region is None:
             continue
+        inside: set[fx.Node] = set()  # row statistics that are kept as part of another
         for n in [n for n in region if str(n.target) == "aten._softmax.default"]:
             region.remove(n)
-            region += _write_out(n)
+            written = _write_out(n)
+            region = _by_logsumexp(written, [*region, *written.values], forward)
+            inside |= {written.top, written.total}
         for n in region:
             form_again(n)
-        for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)}:
+        for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)} - inside:
             keep(n)
     _positions(graph, forward)
     graph.eliminate_dead_code()
@@ -118,23 +122,65 @@ def _to(at: fx.Node, x: fx.Node, dtype: torch.dtype) -> fx.Node:
     return x if x.meta["val"].dtype is dtype else call_before(at, convert, x, dtype)
 
 
-def _write_out(softmax: fx.Node) -> list[fx.Node]:
-    """Replace a softmax and its gradient; the new values as large as it."""
+@dataclass(frozen=True)
+class _Softmax:
+    """exp(x - top) / total, written out, and all new values as large as it."""
+
+    x: fx.Node
+    top: fx.Node
+    total: fx.Node
+    quotient: fx.Node
+    values: list[fx.Node]
+
+
+def _write_out(softmax: fx.Node) -> _Softmax:
+    """Replace a softmax and its gradient."""
     aten, make = torch.ops.aten, functools.partial(call_before, softmax)
     x, dim, _ = softmax.args
     assert isinstance(x, fx.Node)
     dtype = softmax.meta["val"].dtype
     v = _to(softmax, x, torch.float64 if dtype is torch.float64 else torch.float32)
-    shifted = make(aten.sub.Tensor, v, make(aten.amax.default, v, [dim], True))
+    top = make(aten.amax.default, v, [dim], True)
+    shifted = make(aten.sub.Tensor, v, top)
     e = make(aten.exp.default, shifted)
-    p = make(aten.div.Tensor, e, make(aten.sum.dim_IntList, e, [dim], True))
+    total = make(aten.sum.dim_IntList, e, [dim], True)
+    p = make(aten.div.Tensor, e, total)
     out = _to(softmax, p, dtype)
     softmax.replace_all_uses_with(out)
     softmax.graph.erase_node(softmax)
     for user in list(out.users):
         if str(user.target) == "aten._softmax_backward_data.default" and user.args[1] is out:
             _write_out_gradient(user, p)
-    return list(dict.fromkeys(n for n in (v, shifted, e, p, out) if n is not x))
+    return _Softmax(v, top, total, p, list(dict.fromkeys(n for n in (v, shifted, e, p, out) if n is not x)))
+
+
+def _by_logsumexp(softmax: _Softmax, large: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
+    """Have what is not of the forward, to which the values `large` belong, form a softmax again as exp(x - (top + log total)),
+    and what follows from it: one row statistic is saved instead of two, and no point is divided. The large values that others
+    than the forward need then."""
+    aten, quotient = torch.ops.aten, softmax.quotient
+    make = functools.partial(call_before, quotient)
+    row = make(aten.add.Tensor, softmax.top, make(aten.log.default, softmax.total))
+    keep(row)
+    shifted = make(aten.sub.Tensor, softmax.x, row)
+    made = {quotient: make(aten.exp.default, shifted)}
+    follow = [quotient]
+
+    def again(n: fx.Node) -> fx.Node:
+        if n not in made:
+            inputs = {a: again(a) for a in n.all_input_nodes if a in follow}
+            with n.graph.inserting_before(n):
+                made[n] = n.graph.node_copy(n, lambda a: inputs.get(a, a))
+        return made[n]
+
+    for n in follow:
+        follow += [u for u in n.users if u in large and u not in follow]
+    for n in follow:
+        for user in [u for u in n.users if u not in forward and u not in large and u not in made.values()]:
+            user.replace_input_with(n, again(n))
+    (own,) = softmax.quotient.all_input_nodes[:1]
+    gone = {*follow, own, *own.all_input_nodes}
+    return [*(n for n in large if n not in gone), shifted, *made.values()]
 
 
 def _write_out_gradient(backward: fx.Node, p: fx.Node) -> None:

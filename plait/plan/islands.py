@@ -1,8 +1,9 @@
 """Islands: what can be planned apart from everything else, and a key by which equal islands are planned once.
 
 ATen calls cut a graph into levels: a node's level counts the calls that must have run before it; a node that only later
-levels read sinks to the first of them. Nodes of one level never wait for each other through a call, so fusing them can
-close no cycle through one. An island is a set of nodes of one level connected by edges or by tensors that they share.
+levels read sinks to the first of them, and a result of the graph goes where what it is made of goes. Nodes of one level
+never wait for each other through a call, so fusing them can close no cycle through one. An island is a set of nodes of one
+level connected by edges or by tensors that they share.
 """
 
 from __future__ import annotations
@@ -25,10 +26,18 @@ def levels(reading: Reading) -> dict[Node, int]:
         below = max((early[r.source] for r in reading.reads(n)), default=0)
         early[n] = below + (1 if n.kind == "extern" else 0)
     late: dict[Node, int] = {}
+    free: set[Node] = set()  # only results of the graph hang on it: it may be later still
     for n in reversed(nodes):
-        wants = [late[u] - (1 if u.kind == "extern" else 0) for u in users[n] if u in late]
-        sinks = n.kind in FUSIBLE and wants
-        late[n] = max(early[n], min(wants)) if sinks else early[n]
+        late[n] = early[n]
+        if n.kind in FUSIBLE:
+            wants = {u: late[u] - (1 if u.kind == "extern" else 0) for u in users[n] if u in late}
+            bound = [x for u, x in wants.items() if u not in free]
+            late[n] = max(early[n], min(bound) if bound else max(wants.values(), default=0))
+            if not bound:
+                free.add(n)
+    for n in nodes:
+        if n in free:
+            late[n] = max((late[n], *(late[r.source] for r in reading.reads(n))))
     return late
 
 

@@ -2,7 +2,7 @@
 
 Deferral. A factor that does not vary along the reduced dims leaves the sum: sum(x * r) = sum(x) * r. Done where the factor
 hangs on a reduction over those dims itself, which the sum would have to wait for: softmax's division leaves the product
-with V, a norm's scale leaves the product with its weights.
+with V, a norm's scale leaves the product with its weights. A constant leaves a product's factor in any case.
 
 Online correction. A sum of terms exp(t - m) * u, m being a maximum over the same dims, is taken relative to the running
 maximum, and what was added up is multiplied by exp(m_before - m_now) whenever the maximum moves. A maximum of -inf
@@ -11,13 +11,14 @@ counts as 0 there, because no term below it is more than 0 and inf - inf is no n
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.ir.dtype import DType
 from plait.tile.flat import Flat
-from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, operands
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, operands
 
 Def = Let | Load | Reduce | Scan
 
@@ -59,6 +60,7 @@ class _Deferral:
     def __init__(self, flat: Flat) -> None:
         self.flat, self.values = flat, Values(flat.stmts)
         self.count = max(self.values.defs, default=-1) + 1
+        self.uses = _uses(flat.stmts)
         self.out: list[Stmt] = []
 
     def run(self) -> Flat:
@@ -109,7 +111,8 @@ class _Deferral:
         bare: Reduce = replace(s, arg=arg)
         if isinstance(bare, Dot):
             other, more = self.peel(bare.other, dims)
-            bare, factors = replace(bare, other=other), [*factors, *more]
+            (arg, c), (other, d) = (self.constants(v, s) for v in (bare.arg, other))
+            bare, factors = replace(bare, arg=arg, other=other), [*factors, *more, *c, *d]
         sides = [bare.arg, *([bare.other] if isinstance(bare, Dot) else [])]
         left = {d for v in sides for d in self.values.defs[v].span}
         if not factors or not dims <= left or set(s.span) != (left - dims).union(*(self.span(v) for _, v in factors)):
@@ -144,6 +147,26 @@ class _Deferral:
         span = tuple(sorted({*self.span(left), *self.span(right)}))
         return self.put(Let(self.fresh(), d.op, (left, right), d.dtype, span)), [*factors, *more]
 
+    def constants(self, v: int, s: Reduce) -> tuple[int, Factors]:
+        """(what is left, constants to apply after the sum) of a product's factor that nothing else needs: one operation for
+        every point of the result, once, instead of one for every point of the factor in every step. The type of the operands
+        must have room for what is not scaled yet."""
+        d = self.values.defs[v]
+        if not isinstance(d, Let) or d.op not in ("mul", "div") or d.dtype is not s.dtype:
+            return v, []
+        if self.narrow(s) or self.uses[v] > 1:
+            return v, []
+        for x, c in (d.args, d.args[::-1])[: 2 if d.op == "mul" else 1]:
+            value = _constant(self.values, c)
+            if value is not None and 2.0**-24 <= abs(value) <= 2.0**24:
+                rest, factors = self.constants(x, s)
+                return rest, [*factors, (d.op, c)]
+        return v, []
+
+    def narrow(self, s: Reduce) -> bool:
+        """The operands' type has a smaller range than the sum's."""
+        return isinstance(s, Dot) and s.operand not in (DType.bf16, DType.f32, DType.f64)
+
     def waits(self, v: int, dims: frozenset[int]) -> bool:
         """Steady along the dims, and known only after a reduction over them."""
         return not dims & set(self.span(v)) and self.values.reductions_over(v, dims)
@@ -159,6 +182,15 @@ class _Deferral:
         self.out.append(s)
         self.values.defs[s.out] = s
         return s.out
+
+
+def _uses(stmts: Sequence[Stmt]) -> collections.Counter[int]:
+    """How many statements that lead to a store or a check read each local."""
+    out = collections.Counter[int]()
+    for s in reversed(stmts):
+        if isinstance(s, Store | Check) or out[s.out]:  # type: ignore[union-attr]
+            out.update(set(operands(s)))
+    return out
 
 
 # --------------------------------------------------------------------------------------------------- online correction

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from plait.compiler import Compiled, all_levels
+from plait.emit.triton import emit_triton
 from plait.frontend.capture import capture
 from plait.frontend.externs import decompositions
 from plait.frontend.fx_import import import_fx
@@ -20,9 +22,11 @@ from plait.options import Options
 from plait.oracle.compare import FAIL, compare
 from plait.plan.device import SPECS
 from plait.runtime import report
+from plait.tile.program import Dot, Let, Sweep, TileProgram
 from tests.attention_variants import VARIANTS, Sizes, arguments, training_step, widened
 
 LENGTH = 2048
+BF16, F16 = torch.bfloat16, torch.float16
 # forms whose gradients need no sum over pairs of positions but those of queries, keys and values
 PLAIN = (
     "full",
@@ -66,9 +70,17 @@ def planned(name: str, **options: Any) -> dict[str, Compiled]:
     return out
 
 
+def stored_by(compiled: Compiled) -> list[Node]:
+    return [n for launch in compiled.launches for g in launch.groups for n in g.stored]
+
+
+def products(program: TileProgram) -> int:
+    return sum(isinstance(s, Dot) for s in program.walk())
+
+
 def squares(compiled: Compiled) -> list[Node]:
     """Tensors with two axes of the sequence's length that are inputs or are stored."""
-    stored = [n for launch in compiled.launches for g in launch.groups for n in g.stored]
+    stored = stored_by(compiled)
     inputs = [i.node for i in compiled.graph.inputs]
     return [n for n in (*inputs, *stored) if sum(e.const == LENGTH for e in n.shape) > 1]
 
@@ -83,6 +95,52 @@ def test_no_square_matrix(name: str) -> None:
     assert len([launch for launch in levels["forward"].launches if launch.parts]) == 1 + spread
     assert len([launch for launch in levels["backward"].launches if launch.parts]) <= 3
     assert not squares(levels["forward"]) and not squares(levels["backward"])
+
+
+def test_one_row_statistic_is_saved_and_the_loops_hold_no_more_than_they_must() -> None:
+    """The backward takes exp(scores - log of the sum of all): no second statistic, no division, no scale but in the exponent's
+    multiply-add; queries and gradients are loaded once a step, and what is multiplied first is multiplied early."""
+    levels = planned("causal")
+    rows = [n for n in stored_by(levels["forward"]) if n.shape[-1].const == 1 or n.shape[-1].const == LENGTH]
+    assert len(rows) == 1
+    programs = [p.program for launch in levels["backward"].launches for p in launch.parts]
+    assert [products(p) for p in programs] == [3, 4]
+    for p in programs:
+        inside = [s for sweep in p.body if isinstance(sweep, Sweep) for s in sweep.body]
+        lets = {s.out: s for s in inside if isinstance(s, Let)}
+        constants = {s.out for s in p.walk() if isinstance(s, Let) and s.op == "const"}
+        assert all(s.args[1] in constants for s in lets.values() if s.op == "div")
+        factors = [
+            lets[k] for s in inside if isinstance(s, Dot) and 3 not in s.span for k in (s.arg, s.other) if k in lets
+        ]
+        assert factors and not [s for s in factors if s.op in ("mul", "div") and constants & set(s.args)]
+        loops = emit_triton(p, "kernel").text.split("    for ")[1:]
+        assert len(loops) == 2, "with and without the mask"
+        for text in loops:
+            tiles = [line for line in text.split("\n") if "[None, :] + r0_lane[:, None]" in line and "tl.load(" in line]
+            assert len(tiles) == 2
+    lines = emit_triton(programs[1], "kernel").text.split("    for ")[2].split("\n")
+    values, keys = [n for n, line in enumerate(lines) if line.strip().startswith("acc")][:2]
+    assert any(" * " in line and "tl.load" not in line for line in lines[values:keys])
+
+
+@pytest.mark.parametrize(
+    ("numerics", "dtype", "late"), [("fused", BF16, True), ("fused", F16, False), ("eager", BF16, False)]
+)
+def test_a_constant_moves_past_a_product(numerics: str, dtype: torch.dtype, late: bool) -> None:
+    """Not where its place can be seen, and not out of a type that may have no room for what is not scaled yet."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.exp(x @ w) * 0.125) @ w.transpose(-1, -2)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = [torch.empty(8, 2048, 64, dtype=dtype), torch.empty(8, 64, 2048, dtype=dtype)]
+        gm = make_fx(fn, decomposition_table=decompositions())(*args)
+    compiled = all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {"numerics": numerics}))
+    (program,) = [p.program for launch in compiled.launches for p in launch.parts if products(p.program) == 2]
+    (sweep,) = [s for s in program.body if isinstance(s, Sweep)]
+    scales = [s for s in program.walk() if isinstance(s, Let) and s.op == "mul"]
+    assert [s in sweep.body for s in scales] == [not late]
 
 
 def test_eager_numerics_keep_the_probabilities() -> None:
