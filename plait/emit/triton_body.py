@@ -87,7 +87,7 @@ class Emitter:
             self.grid.order(longest_last(program, self.defs, self.ix), self.carried.sides())
         walks = program.schedule.blocks and single and self.carried.matrices
         self.walk = Walk(self.grid, program.buffers, program.schedule.blocks) if walks else None
-        self.tiles = Tiles(program, self.ix)
+        self.sides = Tiles(program, self.ix)
         self.lines: list[str] = []
         self.depth = 2 if self.walk else 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
@@ -248,7 +248,7 @@ class Emitter:
     def load(self, s: Load) -> None:
         b = self.program.buffers[s.buffer]
         axes = self._access_axes(s.span, (s.address, *s.guard))
-        if (twin := self.tiles.again(s, axes)) is not None:
+        if (twin := self.sides.again(s, axes)) is not None:
             self.put(*twin[0])
             self.ix.locals[s.out] = twin[1]
             return
@@ -274,7 +274,7 @@ class Emitter:
         self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype, f"v{s.out}s" if keeps else "", b.dtype)
         if self.carried.matrices:
-            self.tiles.note(s, self.ix.locals[s.out])
+            self.sides.note(s, self.ix.locals[s.out])
 
     def store(self, s: Store) -> None:
         b = self.program.buffers[s.buffer]
@@ -347,7 +347,7 @@ class Emitter:
     def loop(self, s: Sweep, part: Segment) -> None:
         """One loop over (a part of) a swept dim."""
         d, stages = self.dims[s.dim], self.program.schedule.stages
-        checks, tiles = len(self.checks), len(self.tiles.loaded)
+        checks, tiles = len(self.checks), len(self.sides.loaded)
         variable = f"{d.name}_start" if d.blocked else d.name
         more = f", num_stages={stages}" if stages > 1 else ""
         known = self.ix.true, self.ix.whole, self.true
@@ -361,7 +361,7 @@ class Emitter:
         self.body(s.body)
         self.depth -= 1
         del self.checks[checks:]
-        self.tiles.leave(tiles)
+        self.sides.leave(tiles)
         self.ix.true, self.ix.whole, self.true = known
 
 

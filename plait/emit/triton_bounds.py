@@ -76,7 +76,7 @@ def _masks_products(s: Sweep) -> bool:
     return any(isinstance(x, Dot) and s.dim in x.span for x in walk((s,)))
 
 
-def _is_narrow(lower: list[_Bound], upper: list[_Bound], tile: int) -> bool:
+def _is_narrow(lower: list[Bound], upper: list[Bound], tile: int) -> bool:
     """Lower and upper bounds leave no tile that is full for certain: a window about as wide as a block."""
     lengths = [(y.edge(most=False) - x.edge(most=False)).const for x in lower for y in upper]
     return any(n is not None and n < tile for n in lengths)
