@@ -26,8 +26,8 @@ from plait.emit.triton_ops import (
 from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
 from plait.emit.triton_softmax import definitions, exp_of_difference, scale_late
-from plait.emit.triton_tma import Walk
 from plait.emit.triton_tiles import Tiles
+from plait.emit.triton_tma import Walk
 from plait.errors import InternalError, LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
