@@ -107,14 +107,18 @@ class CostModel:
         tiling = self.tiling(al, grid)
         read = cache = ops = products = 0.0
         times: dict[Node, float] = {}
+        inline: dict[Node, float] = {}  # at how many points each is evaluated: once for all its readers
         for n in al.nodes:
             again = tiling.repeats(n)
             size = self.size(n.axes)
             if n.kind == "contract":
                 products += again * product_ns(self.spec, n, size) / share(self.spec, n, tiling.streams)
-                ops += sum(self._factor_work(tiling, n, r) for r in n.reads)
+                for r in n.reads:
+                    self._evaluated(r.source, self._factor_points(tiling, n, r), inline)
             else:
-                ops += again * size * (op_cost(n.op) + sum(self.reading.work(r.source) for r in n.reads))
+                ops += again * size * op_cost(n.op)
+                for r in n.reads:
+                    self._evaluated(r.source, again * size, inline)
             for r in self.reading.reads(n):
                 if r.source not in inside:
                     touched = min(size, self.size(r.source.shape))
@@ -124,14 +128,22 @@ class CostModel:
             once = min(total, self.size(source.shape) * source.dtype.nbytes)
             read += once
             cache += total - once
+        ops += sum(points * op_cost(n.op) for n, points in inline.items())
         written = sum(self.size(n.shape) * n.dtype.nbytes for n in stored)
         return Cost(read, written, cache, ops, tiling.blocks, products_ns=products)
 
-    def _factor_work(self, tiling: Tiling, n: Node, r: Read) -> float:
-        """Work of forming a contraction's factor where it is read: again for every tile that it does not vary over."""
+    def _factor_points(self, tiling: Tiling, n: Node, r: Read) -> float:
+        """Points of a contraction's factor where it is read: again for every tile that it does not vary over."""
         axes = {i for e in r.index for i in e.axes()}
         again = tiling.beside(a for i in axes for a in tiling.al.atoms_of(n, i))
-        return again * self.size(n.axes[i] for i in axes) * self.reading.work(r.source)
+        return again * self.size(n.axes[i] for i in axes)
+
+    def _evaluated(self, n: Node, points: float, found: dict[Node, float]) -> None:
+        """Note an inline node, and those that it is made of, as evaluated at that many points."""
+        if n in self.reading.inline and found.get(n, 0.0) < points:
+            found[n] = points
+            for r in n.reads:
+                self._evaluated(r.source, points, found)
 
     def _passes(
         self, al: Alignment, inside: frozenset[Node], stored: list[Node], row: set[int]

@@ -55,10 +55,6 @@ class Reading:
             found = self._reads[n] = self._expand(n, self.inline)
         return found
 
-    def work(self, n: Node) -> float:
-        """Work of a point of an inline node, what it is made of included; 0 for others."""
-        return self._work[n] if n in self.inline else 0.0
-
     def _expand(self, n: Node, inline: frozenset[Node] | set[Node]) -> tuple[Read, ...]:
         if n.kind == "extern":
             return n.reads
