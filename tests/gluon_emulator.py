@@ -258,7 +258,9 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
         "gl": _language(lambda: current[0]),
         "tl": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=None)),
         "gluon": types.SimpleNamespace(jit=lambda f: f),
-        "libdevice": types.SimpleNamespace(tanh=torch.tanh, exp=torch.exp, expm1=torch.expm1, log1p=torch.log1p),
+        "libdevice": types.SimpleNamespace(
+            tanh=torch.tanh, fast_dividef=torch.div, exp=torch.exp, expm1=torch.expm1, log1p=torch.log1p
+        ),
         "mbarrier": types.SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
             init=lambda b, count: b.init(count),
@@ -270,7 +272,8 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
         "warpgroup_mma": _warpgroup_mma,
         "warpgroup_mma_wait": _warpgroup_mma_wait,
     }
-    exec(re.sub(r"(?m)^(import|from) .*\n", "", source.text), space)  # the module that we emitted
+    text = re.sub(r"(?m)^(import|from) .*\n", "", source.text)
+    exec(re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text), space)  # the module that we emitted
     args: list[Any] = [View(flats[d.buffer], d, [Sizes(values).one(n) for n in d.shape]) for d in source.descriptors]
     args += [Pointer(flats[a.index]) if a.kind == "buffer" else values[a.name] for a in source.args]
     _local.issued = []

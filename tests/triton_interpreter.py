@@ -20,7 +20,14 @@ from plait.emit.triton import TritonSource
 from plait.ir.index import Atom
 from plait.tile.program import TileProgram
 
-_RENAMED = {"rint": "round", "hypot": "hypot", "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
+_RENAMED = {
+    "rint": "round",
+    "hypot": "hypot",
+    "acosh": "arccosh",
+    "asinh": "arcsinh",
+    "atanh": "arctanh",
+    "fast_dividef": "div",
+}
 
 _NARROW = {
     tl.bfloat16: (torch.bfloat16, np.uint16, float("inf")),

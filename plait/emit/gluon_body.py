@@ -12,12 +12,12 @@ tiles that a mask or the end of the stream cuts. The first tile's sums come a st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plait.emit.gluon_descriptor import Place, place_of
 from plait.emit.gluon_loop import Tiles, tiles_of
+from plait.emit.gluon_merge import defined_in, merged, names_in
 from plait.emit.gluon_shape import GROUP_ROWS, PARTS, Stream, TileIndexer
 from plait.emit.triton_body import Emitter, begins, reductions_in, without_unused
 from plait.emit.triton_bounds import Segment
@@ -29,8 +29,6 @@ from plait.tile.program import Dot, Load, Reduce, Store, Sweep, TileProgram
 
 _RINGS = ("right_ready", "right_free", "values_ready", "values_free")
 _REGISTERS = (240, 24)  # a thread of the second group (the first has what is left, as many), and of the copying warp
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_DEFINED = re.compile(r"^ *([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?:: gl\.constexpr)? = ", re.M)
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,6 @@ class _Points:
     name: str
     lines: tuple[str, ...]
     results: tuple[str, ...]
-
-
-def names_in(text: str) -> set[str]:
-    """Identifiers of a text."""
-    return set(_NAME.findall(text))
-
-
-def defined_in(text: str) -> set[str]:
-    """Names that the lines of a text assign."""
-    return {n for found in _DEFINED.findall(text) for n in found.split(", ")}
 
 
 class GluonEmitter(Emitter):
@@ -129,7 +117,7 @@ class GluonEmitter(Emitter):
             self.pending.add(r.out)
             lines = self.carried.begin(r) if r in own else self.reducer.begin(r, self.types[r.arg])
             axes = self.ix.ordered(r.span if r in own else self._kept(r))
-            self.put(*(self._laid(line, axes) for line in lines))
+            self.put(*(f"{line[:-1]}, {self.ix.layout(axes)})" if axes else line for line in lines))
         self.pending.add(second.out)
         self.carried_names = tuple(f"acc{r.out}" for r in others)
         self.tiles = tiles_of(s, self.defs, self.ix)
@@ -138,6 +126,7 @@ class GluonEmitter(Emitter):
             self._step(s, "cut", self.tiles.cut, own)
         if whole is not None:
             self._step(s, "whole", whole, own)
+        self._merge()
         self.put(*self._pipeline())
         self.pending -= {r.out for r in carried}
         self.put(*self.reducer.end([r for r in others if r not in own]))
@@ -150,10 +139,6 @@ class GluonEmitter(Emitter):
         shape = self.reducer._carried_shape(r)
         full = self.reducer._full_axes(r)
         return full if shape == self.ix.shape(full) else tuple(i for i in full if i not in r.dims)
-
-    def _laid(self, line: str, axes: tuple[int, ...]) -> str:
-        """A tl.full with the layout of its axes."""
-        return f"{line[:-1]}, {self.ix.layout(axes)})" if axes else line
 
     def _step(self, s: Sweep, name: str, part: Segment, own: list[Reduce]) -> None:
         """The function for one kind of tile."""
@@ -170,6 +155,15 @@ class GluonEmitter(Emitter):
         self.points[part.whole] = _Points(f"{name}_tile", tuple(text.split("\n")), results)
         self.ix.true, self.ix.whole, self.true, self.lines, self.ix.locals = known
 
+    def _merge(self) -> None:
+        """One function for both kinds of tiles, where one can be."""
+        if len(self.points) == 2:
+            cut, whole = self.points[False], self.points[True]
+            lines = merged(cut.lines, whole.lines, "cut")
+            if lines is not None:
+                both = _Points("any_tile", tuple(lines), cut.results)
+                self.points = {False: both}
+
     # ---------------------------------------------------------------- the loop
     def _pipeline(self) -> list[str]:
         """Lines of the consumer from the first tile to the last sums."""
@@ -178,10 +172,14 @@ class GluonEmitter(Emitter):
         rows, tile, width = (self.dims[i].tile for i in (s.rows, s.stream, s.width))
         turned = self.places["right"].turned
         sums = f"acc{s.second.out}"
-        right = f"right.index(slot).reshape([{self._tile_shape('right')}])" + ("" if turned else ".permute((1, 0))")
-        values = f"values.index(last).reshape([{self._tile_shape('values')}])"
+        right = f"right.index(slot).reshape([{_sides_of(self.places['right'])}])" + (
+            "" if turned else ".permute((1, 0))"
+        )
+        values = f"values.index(last).reshape([{_sides_of(self.places['values'])}])"
         values += ".permute((1, 0))" if self.places["values"].turned else ""
-        first = self.points[self.tiles.whole == self.tiles.cut]
+        one = len(self.points) == 1
+        first = next(iter(self.points.values()))
+        loops = (("1", "count", first),) if one else [(a, b, self.points[w]) for a, b, w in self.tiles.loops]
         out = [
             f"{sums} = gl.zeros([{rows}, {width}], gl.float32, ACC)",
             f"nothing = gl.zeros([{rows}, {tile}], gl.float32, SCORES)",
@@ -190,9 +188,9 @@ class GluonEmitter(Emitter):
             f"issued = warpgroup_mma(left, {right}, nothing, use_acc=False, is_async=True)",
             "scores = warpgroup_mma_wait(0, deps=(issued,))",
             "mbarrier.arrive(right_free.index(slot), count=1)",
-            self._call(first, "first"),
+            self._call(first, "first", "True"),
         ]
-        for start, end, is_whole in self.tiles.loops:
+        for start, end, points in loops:
             out.append(f"for t in range({start}, {end}):")
             out += [
                 "    " + line
@@ -205,7 +203,7 @@ class GluonEmitter(Emitter):
                     f"summed = warpgroup_mma(weights, {values}, {sums}, is_async=True)",
                     "scores = warpgroup_mma_wait(1, deps=(issued,))",
                     "mbarrier.arrive(right_free.index(slot), count=1)",
-                    self._call(self.points[is_whole], f"first + t * {tile}"),
+                    self._call(points, f"first + t * {tile}", self.tiles.test),
                     f"{sums} = warpgroup_mma_wait(0, deps=(summed,))",
                     "mbarrier.arrive(values_free.index(last), count=1)",
                     *self._rescaled(sums),
@@ -219,16 +217,14 @@ class GluonEmitter(Emitter):
             f"{sums} = warpgroup_mma_wait(0, deps=(summed,))",
         ]
 
-    def _call(self, p: _Points, start: str) -> str:
-        return f"{', '.join(p.results)} = {p.name}({start}, @{p.name}@)"
+    def _call(self, p: _Points, start: str, cut: str) -> str:
+        test = f"{cut}, " if p.name == "any_tile" else ""
+        return f"{', '.join(p.results)} = {p.name}({start}, {test}@{p.name}@)"
 
     def _rescaled(self, sums: str) -> list[str]:
         if self.scale is None:
             return []
         return [f"{sums} = {sums} * {self.carried._flat(self.carried.matrices[self.stream.second.out], self.scale)}"]
-
-    def _tile_shape(self, name: str) -> str:
-        return ", ".join(str(n) for n in self.places[name].descriptor.block[-2:])
 
     # ---------------------------------------------------------------- functions
     def module(self, name: str) -> tuple[str, tuple[str, ...]]:
@@ -250,11 +246,12 @@ class GluonEmitter(Emitter):
             text = texts[p.name]
             start = f"{self.stream_name}_start"
             local = needed_for(text, [self._lane(self.stream.stream)])
-            given = {start, "scores", *self.carried_names}
+            test = ["cut"] if p.name == "any_tile" else []
+            given = {start, "scores", *test, *self.carried_names}
             env = sorted((names_in(text) & inside) - defined_in(text) - defined_in("\n".join(local)) - given)
             env = ["scores", *self.carried_names, *env]
             body = body.replace(f"@{p.name}@", ", ".join(env))
-            functions.append(_function(p.name, [start, *env], [*self._layouts(text), *local, *p.lines]))
+            functions.append(_function(p.name, [start, *test, *env], [*self._layouts(text), *local, *p.lines]))
         lanes = needed_for(body, self._lanes_of_dims())
         consumer = "\n".join([*lanes, without_unused(body)])
         shared = ["left", "right", "values", *_RINGS]
@@ -356,7 +353,7 @@ class GluonEmitter(Emitter):
         turned = ".permute((1, 0))" if self.places["left"].turned else ""
         groups: list[str] = []
         for k in range(PARTS):
-            left = f"left{k}.reshape([{self._tile_shape('left')}]){turned}"
+            left = f"left{k}.reshape([{_sides_of(self.places['left'])}]){turned}"
             mine = [f"{start} + {k * GROUP_ROWS}" if k and n == start else n for n in env]
             groups.append(f"(consumer, ({', '.join([left, *shared, *mine, 'STAGES'])}))")
         groups.append(f"(producer, ({', '.join([*self._producer_args(), 'STAGES'])}))")
@@ -366,6 +363,10 @@ class GluonEmitter(Emitter):
         body = "\n".join(f"    {x}" for x in lines).replace("STAGES", str(self.program.schedule.stages))
         parameters = [*(p.descriptor.name for p in self.places.values()), "@pointers@", *self.program.symbols]
         return _function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])
+
+
+def _sides_of(place: Place) -> str:
+    return ", ".join(map(str, place.descriptor.block[-2:]))
 
 
 def _function(name: str, parameters: Iterable[str], lines: Iterable[str]) -> str:

@@ -26,6 +26,11 @@ class Tiles:
     below: bool
 
     @property
+    def test(self) -> str:
+        """Whether tile t is cut."""
+        return "(t < low) | (t >= high)" if self.below else "t >= high"
+
+    @property
     def loops(self) -> tuple[tuple[str, str, bool], ...]:
         """(start, end, whether the tiles are whole) of the loops behind the first tile."""
         if self.whole is None:

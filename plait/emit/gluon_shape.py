@@ -160,7 +160,7 @@ def rescheduled(program: TileProgram, s: Stream) -> TileProgram:
     tiles = {s.rows: GROUP_ROWS, s.stream: tile, s.depth: 0, s.width: 0}
     named = tuple((program.dims[i].name, n) for i, n in sorted(tiles.items()))
     stages = _stages(program, s, tile)
-    return replace(program, schedule=program.schedule.having(tile=named, warps=4, stages=stages, vector=""))
+    return replace(program, schedule=program.schedule.having(tile=named, warps=4, stages=stages, vector="", blocks=0))
 
 
 class TileIndexer(Indexer):

@@ -2,7 +2,7 @@
 
 A value is *tolerant* when all it leads to is storage of 16 bits or fewer, through operations that neither jump nor cancel:
 an error of a few f32 ulps is then far below the rounding of the store. Divisions and exponentials of such values take the
-hardware's approximations. A contraction (one rounding instead of two) shows where products cancel, so a kernel that adds
+hardware's approximations. So does a tanh that only shifts exponents (capped scores), where absolute errors count. A contraction (one rounding instead of two) shows where products cancel, so a kernel that adds
 a product to more than a constant is compiled without; a sum reduction of products may contract, it gains accuracy.
 """
 
@@ -36,7 +36,7 @@ _SMOOTH = frozenset(
     ]
 )
 
-_TANH_ERROR = 5e-7  # of the approximation, absolutely
+TANH_ERROR = 5e-7  # of the approximations, absolutely
 _EXP_ERROR = 2.0**-12  # of an exponent: an eighth of what rounding to bf16 hides
 
 
@@ -114,7 +114,7 @@ class Accuracy:
         if s.op == "div":
             uses = [u for u in self.uses.get(s.out, []) if isinstance(u, Let)]
             return bool(uses) and all(u.op == "tanh" and self._before_exponent(u) for u in uses)
-        return s.op == "tanh" and self.slack(s.out) >= _TANH_ERROR
+        return s.op == "tanh" and self.slack(s.out) >= TANH_ERROR
 
     def slack(self, v: int) -> float:
         """An absolute error that v may have and nobody can see: exponentials whose own small relative errors nobody sees turn
@@ -137,7 +137,12 @@ class Accuracy:
         if s.op == "mul" and s.args[0] != s.args[1]:
             factor = self.constant(s.args[0] if s.args[1] == v else s.args[1])
             return self.slack(s.out) / max(abs(factor), 1.0) if factor is not None else 0.0
-        if s.op in ("add", "sub", "running", "before", "copy", "neg") or (s.op == "where" and s.args[0] != v):
+        if s.op == "div" and s.args[0] == v:
+            divisor = self.constant(s.args[1])
+            return self.slack(s.out) * min(abs(divisor), 1.0) if divisor else 0.0
+        if s.op in ("add", "sub", "running", "before", "copy", "neg", "maximum", "minimum") or (
+            s.op == "where" and s.args[0] != v
+        ):
             return self.slack(s.out)
         return 0.0
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.emit.triton_accuracy import Accuracy
+from plait.emit.triton_accuracy import TANH_ERROR, Accuracy
 from plait.emit.triton_bounds import Segment, longest_last, segments
 from plait.emit.triton_dot import Carried, loads_before_loops, products_early, without_small_dots
 from plait.emit.triton_grid import Grid
@@ -23,9 +23,10 @@ from plait.emit.triton_ops import (
     rule_of,
     tl_type,
 )
+from plait.emit.triton_position import position_as_float
 from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
-from plait.emit.triton_softmax import definitions, exp_of_difference, scale_late
+from plait.emit.triton_softmax import definitions, exp_of_difference, from_product, scale_late, tanh_absolutely
 from plait.emit.triton_tiles import Tiles
 from plait.emit.triton_tma import Walk
 from plait.errors import InternalError, LowerFailed
@@ -200,12 +201,17 @@ class Emitter:
         fast = self.accuracy.may_approximate(s)
         text: str | None = None
         if s.op == "div" and s.dtype is DType.f32:
-            text = self.quotient(s, axes, fast)
+            coarse = from_product(s.args[0], self.defs) and self.accuracy.slack(s.out) > 0
+            text = self.quotient(s, axes, fast or coarse)
         elif s.op == "where" and s.args[0] in self.true:
             text = args[1] if self.ix.locals[s.args[1]].axes == axes else None
         elif s.op == "exp" and fast and (found := exp_of_difference(s, self.defs, self.ix)) is not None:
             self.put(*found[0])
             text = found[1]
+        elif s.op == "tanh" and s.dtype is DType.f32 and self.accuracy.slack(s.out) >= TANH_ERROR:
+            text = tanh_absolutely(s, self.defs, self.ix)
+        elif s.op == "cast" and s.dtype is DType.f32:
+            text = position_as_float(s.args[0], axes, self.defs, self.ix)
         elif draw is not None:
             text = by_words(s, args[:2], axes, self.ix, self.draws[draw])
         text = text or rule_of(s.op)(Call(tuple(args), tuple(types), s.dtype, attrs, fast))

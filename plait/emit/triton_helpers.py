@@ -72,6 +72,14 @@ def _quotient(x, d, r):
     e = tl.fma(q, d, x * -1.0)
     return tl.where(tl.abs(e) < float("inf"), tl.fma(e * -1.0, r, q), q)
 
+def _whole(n):
+    # an integer in [0, 2^23) as a float
+    return (n + 1258291200).to(tl.float32, bitcast=True) - 8388608.0
+
+def _tanh_absolute(x, c):
+    # tanh(y) = 1 - 2 / (exp(2 y) + 1), c = 2 log2(e) y / x; where the power overflows, the quotient is 0
+    return tl.fma(libdevice.fast_dividef(1.0, tl.exp2(x * c) + 1.0), -2.0, 1.0)
+
 def _rsqrt(x):
     # the hardware instruction flushes subnormal arguments to zero
     tiny = x < 1.1754943508222875e-38

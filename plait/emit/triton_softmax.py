@@ -137,7 +137,7 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
         return None
     x, b = d.args
     axes, base = indexer.locals[s.args[0]].axes, indexer.locals[b]
-    if base.axes == axes or not _from_product(x, defs):
+    if base.axes == axes or not from_product(x, defs):
         return None
     factor = _LOG2E
     factors = scaled(defs, x)
@@ -148,10 +148,20 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
     return [f"{name} = {base.text} * {-_LOG2E!r}"], text
 
 
-def _from_product(k: int, defs: Defs) -> bool:
+def tanh_absolutely(s: Let, defs: Defs, indexer: Indexer) -> str:
+    """Text of tanh(x) with an absolute error of a few 2^-24; constants that x is multiplied with go into the exponent."""
+    x, factor = s.args[0], 2 * _LOG2E
+    axes = indexer.locals[x].axes
+    while (found := scaled(defs, x)) is not None and indexer.locals[found[0]].axes == axes:
+        x, factor = found[0], factor * found[1].factor
+    return f"_tanh_absolute({indexer.operand(x, axes)}, {factor!r})"
+
+
+def from_product(k: int, defs: Defs) -> bool:
+    """Local k is made of a product of matrices, and carries its rounding."""
     d = defs.get(k)
-    if isinstance(d, Let) and d.op in ("mul", "div", "add", "sub", "where", "neg", "copy", "round"):
-        return any(_from_product(a, defs) for a in d.args)
+    if isinstance(d, Let) and d.op in ("mul", "div", "add", "sub", "where", "neg", "copy", "round", "tanh"):
+        return any(from_product(a, defs) for a in d.args)
     return isinstance(d, Dot)
 
 

@@ -44,6 +44,8 @@ class _Known:
         self.count = 1 + max((getattr(s, "out", -1) for s in stmts), default=-1)
         self.positions: dict[int, Expr] = {}
         self.guards: dict[int, Guard] = {}
+        self.negated: dict[int, Guard] = {}  # what holds where a bool is false
+        self.either: dict[int, tuple[int, int]] = {}  # operands of an or
         self.constants: dict[int, object] = {}
 
     def body(self, stmts: Sequence[Stmt]) -> tuple[Stmt, ...]:
@@ -56,7 +58,7 @@ class _Known:
                 out += self.rewritten(s) if isinstance(s, Let) else [s]
         return tuple(out)
 
-    def rewritten(self, s: Let) -> list[Stmt]:
+    def rewritten(self, s: Let) -> Sequence[Stmt]:
         """The statement, or what it is in terms of conditions; what it is gets noted either way."""
         if s.op == "const":
             self.constants[s.out] = s.attr("value")
@@ -64,16 +66,45 @@ class _Known:
         if position is not None:
             self.positions[s.out] = position
             return [s]
+        self._note_or(s)
         guard = self._guard(s)
         if guard is not None:
             return [self._holds(s.out, guard, s)]
         if s.op == "where" and s.args[1] in self.constants and s.args[2] not in self.constants:
-            guard = self.guards.get(s.args[0])
-            if guard is not None and len(guard) == 1:
-                self.count += 1
-                turned = self._holds(self.count - 1, (-guard[0] - 1,), s)
-                return [turned, replace(s, args=(turned.out, s.args[2], s.args[1]))]
+            return self._turned(s)
         return [s]
+
+    def _turned(self, s: Let) -> list[Let]:
+        """where(c, constant, x) as where(not c, x, constant), with as much of c as is known; the rest of an or stays inside."""
+        c, constant, x = s.args
+        guard = self._where_false(c)
+        if guard is not None:
+            turned = self._holds(self._fresh(), guard, s)
+            return [turned, replace(s, args=(turned.out, x, constant))]
+        pair = self.either.get(c)
+        for known, other in (pair, pair[::-1]) if pair else ():
+            guard = self._where_false(known)
+            if guard is not None:
+                inner = self._turned(replace(s, out=self._fresh(), args=(other, constant, x)))
+                turned = self._holds(self._fresh(), guard, s)
+                return [*inner, turned, replace(s, args=(turned.out, inner[-1].out, constant))]
+        return [s]
+
+    def _fresh(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def _note_or(self, s: Let) -> None:
+        if s.dtype is DType.b1 and s.op in ("bit_or", "add", "maximum"):
+            self.either[s.out] = (s.args[0], s.args[1])
+            parts = [self._where_false(a) for a in s.args]
+            if parts[0] is not None and parts[1] is not None:
+                self.negated[s.out] = parts[0] + parts[1]
+
+    def _where_false(self, c: int) -> Guard | None:
+        """The expressions that are all >= 0 where a bool is false; None when it is no such conjunction."""
+        guard = self.guards.get(c)
+        return (-guard[0] - 1,) if guard is not None and len(guard) == 1 else self.negated.get(c)
 
     def _holds(self, out: int, guard: Guard, s: Let) -> Let:
         guard = tuple(g for g in dict.fromkeys(guard) if not self.facts.is_nonneg(g))
@@ -111,8 +142,7 @@ class _Known:
             more = {"lt": (b - a - 1,), "le": (b - a,), "gt": (a - b - 1,), "ge": (a - b,), "eq": (a - b, b - a)}
             return more[s.op]
         if s.op == "bit_not":
-            inner = self.guards.get(s.args[0])
-            return (-inner[0] - 1,) if inner is not None and len(inner) == 1 else None
+            return self._where_false(s.args[0])
         if s.op in ("bit_and", "mul") and all(a in self.guards for a in s.args):
             return self.guards[s.args[0]] + self.guards[s.args[1]]
         return self._chosen(s) if s.op == "where" else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from gluon_resources import Binary, compile_gluon
 
 from plait.emit.gluon import GluonSource, emit_gluon
-from tests.attention_variants import Sizes
+from tests.attention_variants import VARIANTS, Sizes, qkv
 from tests.unit.test_attention_variants import planned
 
 LARGE = Sizes(b=2, h=8, m=2048, n=2048, d=128)
@@ -25,16 +26,41 @@ def function(text: str, name: str) -> str:
     return text.split(f"def {name}(")[1].split("\n@gluon.jit")[0]
 
 
-def test_only_cut_tiles_are_masked() -> None:
+def test_only_cut_tiles_are_masked_and_one_loop_serves_all() -> None:
     text = source("causal").text
-    assert "p1[:, None] >= r0[None, :]" in function(text, "cut_tile")
-    assert ">=" not in function(text, "whole_tile")
+    masked, plain = function(text, "any_tile").split("    else:")
+    assert "p1[:, None] >= r0[None, :]" in masked
+    assert ">=" not in plain
     loops = [line.strip() for line in text.splitlines() if line.strip().startswith("for t in range(")]
-    assert loops == [
-        "for t in range(1, high):",
-        "for t in range(gl.maximum(high, 1), count):",
-        "for t in range(count):",
-    ]
+    assert loops == ["for t in range(1, count):", "for t in range(count):"]
+
+
+@pytest.mark.parametrize("name", ["window", "documents"])
+def test_masks_of_several_conditions_bound_the_loop(name: str) -> None:
+    """(j > i) | (i - j > 128), and one side of an or that is not of positions."""
+    text = source(name).text
+    assert "count = gl.maximum((gl.minimum(2048, p1_start + 128) - first + " in text
+    assert ("low = " in text) is (name == "window")
+
+
+def test_scores_are_divided_in_the_exponent_and_positions_are_not_converted_point_by_point() -> None:
+    assert "_quotient(scores" not in source("full").text
+    text = source("alibi").text
+    assert "_whole(p2)[:, None] - _whole(r0)[None, :]" in text
+    assert ".to(gl.float32)" not in function(text, "any_tile")
+
+
+def test_caps_take_the_hardwares_power_only_where_exponents_take_them() -> None:
+    assert "libdevice.tanh" not in source("softcap").text
+    assert "_tanh_absolute(scores, " in source("softcap").text
+
+
+def test_tanh_that_is_a_factor_itself_is_relatively_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.tanh((q @ k.transpose(-1, -2)).float()).to(v.dtype) @ v
+
+    monkeypatch.setitem(VARIANTS, "tanh", (fn, qkv))
+    assert "_tanh_near(" in source("tanh").text
 
 
 def test_no_mask_no_cut_tile() -> None:
