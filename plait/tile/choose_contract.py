@@ -18,7 +18,7 @@ from plait.errors import LowerFailed
 from plait.ir.index import Expr
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
-from plait.tile.program import Dot, Store, draw_of
+from plait.tile.program import Dot, Load, Store, draw_of
 from plait.tile.schedule import Schedule, power_of_two
 
 Hint = Callable[[Expr], int]
@@ -215,9 +215,9 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
 def _is_reduced_at_once(flat: Flat, found: Roles, tiles: int) -> bool:
     """Whether a block does nothing but one long product of 16-bit operands, of which only numbers of rows are kept."""
     last = set(found.stream)
-    stored = any(isinstance(s, Store) and last & set(s.span) for s in flat.stmts)
+    tiles += sum(isinstance(s, Load | Store) and last < set(s.span) & {*last, *found.rows} for s in flat.stmts)
     swept = all((flat.dims[d].extent.const or WIDEST + 1) > WIDEST for d in found.depth)
-    return not found.width and tiles == 1 and swept and not stored and _operand_bytes(flat) <= 2
+    return not found.width and tiles == 1 and swept and _operand_bytes(flat) <= 2
 
 
 def _widen(flat: Flat, tile: dict[int, int], column: int, spec: DeviceSpec, hint: Hint) -> None:
