@@ -28,6 +28,7 @@ from plait.rewrite.passes.gathered_products import gathered_products
 from plait.rewrite.passes.linear_sums import linear_sums
 from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.open_contractions import can_open, open_contractions
+from plait.rewrite.passes.single_points import single_points
 from plait.rewrite.passes.split_cascades import split_cascades
 from plait.rewrite.passes.split_reductions import split_reductions
 from plait.rewrite.passes.twin_products import twin_products
@@ -81,6 +82,7 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
+    graph = single_points(graph)
     calls = [n for n in graph.nodes() if can_open(n)]
     chosen = worth_opening(graph, spec, can_open) if options.plan != "none" else frozenset()
     while True:

@@ -24,11 +24,12 @@ from torch import fx
 
 from plait.frontend.fx_nodes import call_before
 from plait.frontend.marks import EQUALITY, form_again, keep
-from plait.plan.contract_cost import DWARFS
+from plait.plan.contract_cost import DWARFS, WIDEST
 
 _PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.expand.default")
 _CASTS = ("aten._to_copy.default", "prims.convert_element_type.default")
+_PICKS = ("aten.gather.default", "aten.index.Tensor")
 _OTHERS = (*_VIEWS, *_CASTS, "aten.clone.default", "aten.alias.default", "aten.slice.Tensor", "aten.unsqueeze.default")
 
 
@@ -88,7 +89,8 @@ def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
     if not size or size < DWARFS * sum(_numel(a) for a in product.all_input_nodes):
         return None
     region: dict[fx.Node, None] = {product: None}
-    stack, ends = [product], False
+    # gradients of its operands are products that sum its result, if their rows are short enough for a block to hold
+    stack, ends = [product], _depth(product) <= WIDEST
     while stack:
         n = stack.pop()
         for user in n.users:
@@ -101,9 +103,16 @@ def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
             elif _numel(user) == size and _is_simple(user):
                 region[user] = None
                 stack.append(user)
-            elif not _is_reduction(user):
+            elif not _is_reduction(user) and not (str(user.target) in _PICKS and _numel(user) < size):
                 return None
     return list(region) if ends else None
+
+
+def _depth(product: fx.Node) -> int:
+    """Points that a product sums."""
+    left = product.args[-2]
+    assert isinstance(left, fx.Node)
+    return int(left.meta["val"].shape[-1])
 
 
 def _is_static(n: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from plait.frontend.joint import rewrites_for
 from plait.ir.check import check_graph
 from plait.ir.graph import Graph, Node
 from plait.options import Options
-from plait.oracle.compare import check, check_call
+from plait.oracle.compare import FAIL, check, check_call, compare
 from plait.oracle.eval_graph import evaluate
 from plait.oracle.reference import reference
 from plait.plan import openings
@@ -48,6 +48,10 @@ STREAMED = (
 )
 # of these only the targets themselves are
 GIVEN_WHOLE = ("soft_targets", "taught")
+
+
+# logsumexp asks which logits are the maximum; what is picked by hand has its gradient scattered
+WRITTEN_IN_TRAINING = ("with_z_loss", "by_hand", "log_softmax_picked")
 
 
 @pytest.fixture
@@ -108,6 +112,39 @@ def test_values(name: str, dtype: torch.dtype, opened: None) -> None:
     check_call(fn, FORMS[name], args)
     if name in STREAMED:
         assert not logits_in(report.all()[0].details["compiled"], sizes.words)
+
+
+@pytest.mark.parametrize("name", [n for n in STREAMED if n not in WRITTEN_IN_TRAINING])
+def test_training_has_no_logits_in_memory(name: str, opened: None) -> None:
+    """Where a block can hold the rows of the operands: both passes form the logits for themselves."""
+    sizes = Sizes(rows=2048, depth=128, words=32000, dtype=torch.bfloat16)
+    levels = planned(name, sizes, train=True)
+    assert sorted(levels) == ["backward", "forward"]
+    for compiled in levels.values():
+        assert not logits_in(compiled, sizes.words) and not [i for i in compiled.graph.inputs if i.node.shape[-1:] == (32000,)]
+    products = sorted(sum(n.kind == "contract" for n in g.nodes) for g in levels["backward"].plan.kernels())
+    assert products[-2:] == [2, 2] and sum(products) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMS)
+def test_gradients(name: str, dtype: torch.dtype, opened: None) -> None:
+    sizes = Sizes(rows=300, depth=24, words=1300, dtype=dtype)
+    torch._dynamo.reset()
+    report.reset()
+
+    def step(x: Tensor, w: Tensor, y: Tensor, extra: Tensor) -> tuple[Tensor, ...]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        loss = fn(x, w, y, extra)
+        return loss.detach(), *torch.autograd.grad(loss, (x, w), torch.ones_like(loss))
+
+    args = arguments(name, sizes)
+    wide = [a.double() if a.is_floating_point() else a for a in args]
+    fn = FORMS[name]
+    eager, exact = step(*args), step(*wide)
+    fn = torch.compile(FORMS[name], backend="plait", dynamic=False, options={"strict": True})
+    for got, a, b in zip(step(*args), eager, exact, strict=True):
+        assert compare(got, a, b).status is not FAIL, f"{name}: {compare(got, a, b)}"
 
 
 @pytest.mark.parametrize("numerics", ["fused", "eager"])
