@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from plait.frontend.capture import Rewrite
 from plait.frontend.draws import draw_by_seed
+from plait.frontend.picked import choose_picked
 from plait.frontend.recompute import recompute_products
 from plait.options import Options
 
 
 def rewrites_for(options: Options) -> tuple[Rewrite, ...]:
-    """Draws by seed unless the numbers must be eager's; products formed again unless the bits must be."""
+    """Picks' gradients as choices. Draws by seed unless the numbers must be eager's; products formed again unless the bits must be."""
     drawn = (draw_by_seed,) if options.rng == "plait" else ()
     again = (recompute_products,) if options.numerics == "fused" else ()
-    return (*drawn, *again)
+    return (*drawn, choose_picked, *again)

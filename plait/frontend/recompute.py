@@ -29,6 +29,7 @@ from plait.plan.contract_cost import DWARFS, WIDEST
 _PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.expand.default")
 _CASTS = ("aten._to_copy.default", "prims.convert_element_type.default")
+_REDUCTIONS = ("aten.amax.default", "aten.sum.dim_IntList", "aten.sum.default", "aten.logsumexp.default")
 _PICKS = ("aten.gather.default", "aten.index.Tensor")
 _OTHERS = (*_VIEWS, *_CASTS, "aten.clone.default", "aten.alias.default", "aten.slice.Tensor", "aten.unsqueeze.default")
 
@@ -79,7 +80,7 @@ def _numel(n: fx.Node) -> int:
 
 
 def _is_reduction(n: fx.Node) -> bool:
-    return str(n.target) in ("aten.amax.default", "aten.sum.dim_IntList")
+    return str(n.target) in _REDUCTIONS
 
 
 def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:

@@ -108,7 +108,8 @@ def _cuts(graph: Graph, cascade: Cascade, spec: DeviceSpec) -> list[Cut]:
     rows = _Rows(space, [s.body for s in cascade.steps], _contracts([f for s in cascade.slots for f in s.lift]))
     if extent < _LONG or not rows.are_few(spec) or not _can_be_rebuilt(cascade):
         return []
-    found = _parts(extent, rows.most_parts(spec))
+    want = rows.parts(spec)
+    found = _parts(extent, want, want if rows.is_counted(spec) else 2 * want)
     if found is None or not _pays(cascade, rows, found[0], spec):
         return []
     parts, chunk = found
@@ -159,13 +160,13 @@ def _can_be_rebuilt(cascade: Cascade) -> bool:
     return True
 
 
-def _parts(extent: int, want: int) -> tuple[int, int] | None:
-    """(parts, points of each): a divisor near the wanted count whose quotient is round, else a round length."""
+def _parts(extent: int, want: int, limit: int) -> tuple[int, int] | None:
+    """(parts, points of each): a divisor from the wanted count to the limit whose quotient is round, else a round length."""
     most = extent // _SHORTEST
     want = min(want, most)
     if want < 2:
         return None
-    for parts in range(want, min(2 * want, most) + 1):
+    for parts in range(want, min(limit, most) + 1):
         if extent % (parts * _CHUNK) == 0:
             return parts, extent // parts
     chunk = -(-extent // (want * _CHUNK)) * _CHUNK
@@ -229,16 +230,20 @@ class _Rows:
 
         self.alone = bool(inner) and not any(body.node.kind == "contract" for body in bodies)
 
-    def busy(self, parts: int, spec: DeviceSpec) -> float:
-        """The share of the machine that works. Blocks that do nothing but products whose results they reduce take a
-        multiprocessor each (`tile/choose_contract`), so that a last round of few blocks leaves the others idle."""
-        rounds = parts * self.blocks / spec.units
-        return rounds / math.ceil(rounds) if self.alone and spec.kind == "cuda" else min(1.0, rounds)
+    def is_counted(self, spec: DeviceSpec) -> bool:
+        """Whether rounds of blocks count: those that do nothing but products whose results they reduce take a multiprocessor
+        each (`tile/choose_contract`), so that a last round of few blocks leaves the others idle."""
+        return self.alone and spec.kind == "cuda"
 
-    def most_parts(self, spec: DeviceSpec) -> int:
+    def busy(self, parts: int, spec: DeviceSpec) -> float:
+        """The share of the machine that works."""
+        rounds = parts * self.blocks / spec.units
+        return rounds / math.ceil(rounds) if self.is_counted(spec) else min(1.0, rounds)
+
+    def parts(self, spec: DeviceSpec) -> int:
         """Parts to ask for: two rounds of blocks, or the fewest that keep the machine as busy as any."""
         want = math.ceil(2 * spec.units / self.blocks)
-        if not self.alone or spec.kind != "cuda":
+        if not self.is_counted(spec):
             return want
         best = max(self.busy(n, spec) for n in range(1, 2 * want + 1))
         return next(n for n in range(1, 2 * want + 1) if self.busy(n, spec) >= _BUSY * best)

@@ -113,7 +113,10 @@ def _written(builder: Builder, n: Node, s: _Single, new: dict[Node, Node]) -> No
             return Read(new[r.source], r.index)
         facts = ix.Facts(axes=shape, symbols=builder.facts.symbols, values={1: n.axes[-1]})
         through: Shape = (*(ix.axis(d) for d in range(last)), ix.value(1))
-        return Read(builder.node("gather", shape, [Read(new[r.source], compose(r.index, through, facts)), place]), identity(shape))
+        return Read(
+            builder.node("gather", shape, [Read(new[r.source], compose(r.index, through, facts)), place]),
+            identity(shape),
+        )
 
     t = Read(new[s.place.source], s.place.index)
     size = Read(builder.node("index", (), expr=n.axes[-1]), ())
