@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 import torch
 import triton_cases
+import triton_losses
 import triton_pipeline
 import triton_training
 from tile_make import Make
@@ -45,6 +46,17 @@ def training_results() -> dict[str, str]:
 def test_training(name: str, training_results: dict[str, str]) -> None:
     assert name in training_results, training_results[""]
     assert not training_results[name], training_results[name]
+
+
+@pytest.fixture(scope="module")
+def loss_results() -> dict[str, str]:
+    return interpreted("triton_losses.py")
+
+
+@pytest.mark.parametrize("name", triton_losses.CASES)
+def test_losses(name: str, loss_results: dict[str, str]) -> None:
+    assert name in loss_results, loss_results[""]
+    assert not loss_results[name], loss_results[name]
 
 
 @pytest.mark.parametrize("name", list(triton_pipeline.FUNCTIONS))
