@@ -58,7 +58,7 @@ class Options:
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
     explain: bool = False
-    gluon: bool = False
+    gluon: bool = True
     threads: int | None = None  # None: as many as torch uses at the time of the call
     cuda_graphs: bool | None = None  # None: in mode max only
     pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off

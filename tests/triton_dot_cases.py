@@ -75,6 +75,7 @@ for _a in (False, True):
         add(f"gemm_stored_{int(_a)}{int(_b)}", gemm, 37, 41, 53, BF16, a_rows=_a, b_rows=_b)
 WALKING = TILES + " blocks=3"
 add("gemm_walked", gemm, 128, 96, 64, BF16, WALKING, epilogue=True)
+add("gemm_walked_every", gemm, 77, 88, 56, BF16, TILES + " blocks=all", epilogue=True)
 add("gemm_walked_odd", gemm, 77, 88, 56, BF16, WALKING, epilogue=True)
 add("gemm_walked_stored_10", gemm, 77, 88, 56, BF16, WALKING, b_rows=True)
 add("gemm_walked_stored_01", gemm, 80, 88, 56, F16, WALKING, a_rows=False)
@@ -171,8 +172,8 @@ add("two_inner_mixed", two_inner, "form=swept tile=p0:4,p1:4,p2:16,r0:2,r1:all v
 add("two_inner_products", two_inner, "form=swept tile=p0:4,p1:2,p2:8,r0:2,r1:4 vector=r1")
 
 
-def batched(schedule: str) -> DotCase:
-    b, m, n, k = 3, 20, 18, 21
+def batched(schedule: str, n: int = 18, k: int = 21) -> DotCase:
+    b, m = 3, 20
     x, w = randn(b, m, k, dtype=BF16), randn(b, k, n, dtype=BF16)
     mk = MakeDot("p0 p1 p2 r0", [b, m, n, k], schedule)
     z, i, j, r = (axis(t) for t in range(4))
@@ -183,6 +184,7 @@ def batched(schedule: str) -> DotCase:
 
 
 add("batched", batched, "form=swept tile=p1:16,p2:16,r0:16 stages=2 vector=p2")
+add("batched_walked", batched, "form=swept tile=p1:16,p2:16,r0:16 stages=2 vector=p2 blocks=5", n=24, k=40)
 add("batched_in_block", batched, "form=swept tile=p0:2,p1:8,p2:8,r0:16 vector=p2")
 
 

@@ -87,7 +87,8 @@ class Emitter:
         if self.carried.matrices:
             self.grid.order(longest_last(program, self.defs, self.ix), self.carried.sides())
         walks = program.schedule.blocks and single and self.carried.matrices
-        self.walk = Walk(self.grid, program.buffers, program.schedule.blocks) if walks else None
+        long = sum(isinstance(s, Dot) and any(self.dims[i].looped for i in s.dims) for s in program.walk())
+        self.walk = Walk(self.grid, program.buffers, program.schedule.blocks, long) if walks else None
         self.sides = Tiles(program, self.ix)
         self.lines: list[str] = []
         self.depth = 2 if self.walk else 1

@@ -16,6 +16,7 @@ from plait.emit.triton_index import Axes, DimPlan
 from plait.ir import index as ix
 from plait.ir.index import Expr
 from plait.tile.program import Buffer, Load
+from plait.tile.schedule import EVERY
 
 _ALIGN = 16  # bytes
 _WIDEST = 256  # elements of a box along one dim
@@ -31,10 +32,12 @@ class _Box:
 
 class Walk:
     """The loop of a persistent kernel over the tiles of its grid, and the descriptors that it reads through: one for every
-    way in which a buffer is read. `aligned`: parameters that are read through one."""
+    way in which a buffer is read. `aligned`: parameters that are read through one. `long_products`: how many are added up in
+    a loop inside; with one, Triton makes one pipeline of both loops (with two it gets slower by a quarter)."""
 
-    def __init__(self, grid: Grid, buffers: tuple[Buffer, ...], blocks: int) -> None:
+    def __init__(self, grid: Grid, buffers: tuple[Buffer, ...], blocks: int, long_products: int) -> None:
         self.grid, self.ix, self.buffers, self.blocks = grid, grid.ix, buffers, blocks
+        self.flat = ", flatten=True" if long_products == 1 else ""
         self.definitions: list[str] = []
         self.aligned: set[str] = set()
         self._names: dict[tuple[int, _Box], str] = {}
@@ -43,14 +46,14 @@ class Walk:
     def programs(self) -> Expr:
         """How many blocks to launch: no more than tiles."""
         tiles = self.grid.programs
-        if tiles is ix.ZERO:
+        if tiles is ix.ZERO or self.blocks == EVERY:
             return tiles
         return ix.const(self.blocks if tiles.const is None else min(tiles.const, self.blocks))
 
     def prologue(self, body: str, block: str) -> list[str]:
         """What stands before the statements of a tile: descriptors, the loop's head, where in the dims the tile is."""
         tiles = self.ix.text(self.grid.programs, ())
-        head = [*self.definitions, f"for block in tl.range({block}, {tiles}, {self.blocks}, flatten=True):"]
+        head = [*self.definitions, f"for block in tl.range({block}, {tiles}, {self.blocks}{self.flat}):"]
         before = [f"    {line}" for line in head]
         inside = [f"    {line}" for line in self.grid.prologue(body, "block")]
         return [*self.grid.prologue("\n".join(before), ""), *before, *inside]

@@ -109,8 +109,16 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     warps = _warps(flat, found, sizes)
     blocks = spec.units if _walks(flat, found, sizes, spec, hint) else 0
     wide = any(sizes.get(d, 0) > 128 for d in found.stream)
-    stages = 2 if found.stream and not wide else 3 if not blocks or _area(found, sizes) > 128 * 128 else 4
+    stages = 2 if found.stream and not wide else 4 if blocks and _long_products(flat, tile) == 1 else 3
     return Schedule(form="swept", tile=tiles, warps=warps, stages=stages, vector=name, blocks=blocks)
+
+
+def _long_products(flat: Flat, tile: dict[int, int]) -> int:
+    """Products that are added up in a loop: each holds an accumulator while it runs."""
+    return sum(
+        isinstance(s, Dot) and any(tile.get(d) and (flat.dims[d].extent.const or WIDEST) > tile[d] for d in s.dims)
+        for s in flat.stmts
+    )
 
 
 def _area(found: Roles, sizes: dict[int, int]) -> int:
@@ -193,7 +201,9 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
             tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
             chosen.append(d)
     if len(chosen) == 2 and not found.stream and narrow and all(tile[d] == 128 for d in chosen):
-        _widen(flat, tile, chosen[1], spec, hint)
+        depths = {d: _depth_tile(flat, spec, rows) for d in found.depth}
+        if _long_products(flat, depths) + 2 * _draws(flat) == 1:
+            _widen(flat, tile, chosen[1], spec, hint)
     while found.stream == () and chosen and _blocks(flat, tile, hint) < spec.units:
         d = max(chosen, key=lambda d: tile[d])
         if tile[d] <= 32:
@@ -222,9 +232,8 @@ def _is_reduced_at_once(flat: Flat, found: Roles, tiles: int) -> bool:
 
 def _widen(flat: Flat, tile: dict[int, int], column: int, spec: DeviceSpec, hint: Hint) -> None:
     """Twice the columns for one product (whose accumulator then takes half the registers): fewer bytes a point. Not where the
-    last wave of blocks would be much emptier, or where there is more than an accumulator to hold."""
-    held = sum(isinstance(s, Dot) for s in flat.stmts) + 2 * _draws(flat)
-    if held > 1 or hint(flat.dims[column].extent) < 256:
+    last wave of blocks would be much emptier."""
+    if hint(flat.dims[column].extent) < 256:
         return
     before, after = (_full_waves(_blocks(flat, tile | {column: n}, hint), spec.units) for n in (128, 256))
     if after >= _WASTE * before:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+EVERY = 1 << 30  # of `blocks`: one for each tile
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -28,7 +30,7 @@ class Schedule:
 
     def __str__(self) -> str:
         tiles = ",".join(f"{d}:{n or 'all'}" for d, n in self.tile)
-        blocks = f" blocks={self.blocks}" if self.blocks else ""
+        blocks = f" blocks={'all' if self.blocks == EVERY else self.blocks}" if self.blocks else ""
         return f"form={self.form} tile={tiles} warps={self.warps} stages={self.stages} vector={self.vector}{blocks}"
 
     def having(self, **changes: object) -> Schedule:
@@ -56,7 +58,7 @@ def parse_schedule(text: str) -> Schedule:
         warps=int(fields.get("warps", "4")),
         stages=int(fields.get("stages", "1")),
         vector=fields.get("vector", ""),
-        blocks=int(fields.get("blocks", "0")),
+        blocks=EVERY if fields.get("blocks") == "all" else int(fields.get("blocks", "0")),
     )
 
 
