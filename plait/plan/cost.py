@@ -113,12 +113,13 @@ class CostModel:
             size = self.size(n.axes)
             if n.kind == "contract":
                 products += again * product_ns(self.spec, n, size) / share(self.spec, n, tiling.streams)
-                for r in n.reads:
-                    self._evaluated(r.source, self._factor_points(tiling, n, r), inline)
+                points = [self._factor_points(tiling, n, r) for r in n.reads]
             else:
                 ops += again * size * op_cost(n.op)
-                for r in n.reads:
-                    self._evaluated(r.source, again * size, inline)
+                points = [again * size] * len(n.reads)
+            # beside a stream cheap values are formed while products of other warps run
+            for r, count in zip(n.reads, points, strict=True) if not tiling.streams else ():
+                self._evaluated(r.source, count, inline)
             for r in self.reading.reads(n):
                 if r.source not in inside:
                     touched = min(size, self.size(r.source.shape))

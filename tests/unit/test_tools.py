@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ from plait.tools.table import number, plain_table
 
 def _plait(*words: str) -> Result:
     return CliRunner().invoke(main, list(words))
+
+
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "plait", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Usage: python -m plait" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("words", [["--help"], ["demo", "-h"], ["bench", "-h"], ["doctor", "-h"], ["cache", "-h"]])
