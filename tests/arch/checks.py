@@ -26,6 +26,7 @@ LAYERS = {
     "plait": 5,
     "plait.workloads": 6,
     "plait.tools": 6,
+    "plait.__main__": 6,
 }
 # "does any schedule fit?" is handed to the planner as a function, so that it needs no tile program
 FORBIDDEN = (("plait.plan", "plait.tile"), ("plait.ir", "plait.options"))

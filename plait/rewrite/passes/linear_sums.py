@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 
 from plait.ir import index as ix
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
+from plait.plan.body import space_of
 from plait.plan.cascade import Cascade, Step, plan_cascade
 from plait.plan.cascade_chains import find_chains
 from plait.plan.formula import Formula, parts_of
 from plait.rewrite.engine import rebuilt, transform
 from plait.rewrite.passes.formula_nodes import FormulaNodes
+
+_MOST_BETWEEN = 40
 
 
 def linear_sums(graph: Graph, numerics: str) -> Graph:
@@ -68,7 +71,8 @@ def _nested(graph: Graph, streamed: set[Node]) -> Graph:
 def _steps(graph: Graph, streamed: set[Node]) -> dict[Node, tuple[Cascade, Step]]:
     """Sums to rewrite, each with its cascade."""
     out: dict[Node, tuple[Cascade, Step]] = {}
-    for chain in find_chains(graph, numerics="relaxed") if streamed else ():
+    near = {n for n in graph.nodes() if space_of(n) is not None and _is_near(n)}
+    for chain in find_chains(graph, numerics="relaxed", among=near.__contains__) if streamed & near else ():
         found = plan_cascade(graph, chain, numerics="relaxed")
         if not isinstance(found, Cascade) or len(found.space.stream) != 1 or found.space.stream[0].const is None:
             continue
@@ -77,6 +81,18 @@ def _steps(graph: Graph, streamed: set[Node]) -> dict[Node, tuple[Cascade, Step]
             if step.node in streamed and step.rank and _is_split(found, step) and whole:
                 out[step.node] = (found, step)
     return out
+
+
+def _is_near(n: Node) -> bool:
+    """Few point-by-point values lie between a reduction and what it is made of. Sums over a residual stream, which reach back
+    through all layers, are none of these, and would take long to write out."""
+    seen: set[Node] = set()
+    todo = [n]
+    while todo and len(seen) <= _MOST_BETWEEN:
+        new = [r.source for r in todo.pop().reads if r.source.kind == "map" and r.source not in seen]
+        seen.update(new)
+        todo += new
+    return not todo or len(seen) <= _MOST_BETWEEN
 
 
 def _is_split(cascade: Cascade, step: Step) -> bool:
