@@ -51,8 +51,11 @@ PLAIT_INLINE inline float from_f8e4m3(uint8_t q) {
     return bits<float>(sign | (mag == 0x07f00000u ? 0x7fc00000u : u));
 }
 
-// The finite format (no inf): what is past 448, infinities too, becomes 448, as torch's cast.
+// The finite format (no inf): what is past 448, infinities too, becomes 448, as torch's cast; NaN before torch 2.13.
 PLAIT_INLINE inline uint8_t to_f8e4m3(float x) {
+#ifdef PLAIT_F8E4M3_NAN
+    if ((bits<uint32_t>(x) & 0x7fffffffu) > 0x43e80000u) return uint8_t(0x7fu | sign_at(x, 7));  // 464 rounds to 448
+#endif
     return uint8_t(narrow<20, 120, 0x43e00000u, 0x3c800000u, 0x46800000u, 0x1u>(x) | sign_at(x, 7));
 }
 

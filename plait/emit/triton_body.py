@@ -34,7 +34,21 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.masks import with_conditions
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Stmt, Store, Sweep, TileProgram, draw_of, operands
+from plait.tile.program import (
+    Check,
+    Dot,
+    Let,
+    Load,
+    Reduce,
+    Scan,
+    Stmt,
+    Store,
+    Sweep,
+    TileProgram,
+    draw_of,
+    operands,
+    walk,
+)
 
 
 @dataclass(frozen=True)
@@ -357,6 +371,9 @@ class Emitter:
         checks, tiles = len(self.checks), len(self.sides.loaded)
         variable = f"{d.name}_start" if d.blocked else d.name
         more = f", num_stages={stages}" if stages > 1 else ""
+        # one pipeline of a stream's loop and that of its one product's depth: the next row's first tiles come early
+        inner = [x for x in walk(s.body) if isinstance(x, Sweep) and self.dims[x.dim].looped]
+        more += ", flatten=True" if inner and sum(isinstance(x, Dot) for x in walk(s.body)) == 1 else ""
         known = self.ix.true, self.ix.whole, self.true
         self.ix.true, self.true = self.ix.true | part.true, set(self.true)
         self.ix.whole = self.ix.whole | ({s.dim} if part.whole else set())

@@ -18,7 +18,10 @@ TILE = 128  # points of an axis that a block takes,
 WIDE = 256  # and of the columns of a persistent product that is alone
 WIDEST = 256  # points of an axis that a block may hold whole
 OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated products reach,
-WALKED = 1.0  # and persistent ones, which read 16-bit factors through descriptors (four on an H200: 0.89 to 1.2)
+WALKED = (
+    1.0  # and those of 16-bit factors that are alone, where tiles come through descriptors (on an H200, persistent:
+)
+# four shapes, 0.89 to 1.2; a row of logits that only a loss reads: 0.97)
 STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer than FEW rows share what is read
 FEW = 4
 DWARFS = 4.0  # times as large as a product's other tensors is one that had better not be kept in memory
@@ -31,9 +34,9 @@ def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
     return 2.0 * size / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
 
 
-def share(spec: DeviceSpec, n: Node, streams: bool) -> float:
-    """Of the vendor's throughput, what a generated product reaches. `streams`: beside others over a streamed axis."""
-    return WALKED if spec.descriptors and not streams and n.reads[0].source.dtype.nbytes <= 2 else OWN[spec.kind]
+def share(spec: DeviceSpec, n: Node, beside: bool) -> float:
+    """Of the vendor's throughput, what a generated product reaches. `beside`: others share its stream."""
+    return WALKED if spec.descriptors and not beside and n.reads[0].source.dtype.nbytes <= 2 else OWN[spec.kind]
 
 
 class Tiling:
@@ -47,6 +50,7 @@ class Tiling:
         inner = [n for n in products if row & set(al.kept(n))]
         free -= {a for n in products for a in self._beside(n, row)}
         self.streams = bool(inner)
+        self.crowded = self.streams and len(products) > 1
         alone = walks and not inner and len(products) == 1
         wide = self._sides(products[0])[1] if alone else set()
         self.tiles: dict[int, float] = {}

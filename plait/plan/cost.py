@@ -112,7 +112,7 @@ class CostModel:
             again = tiling.repeats(n)
             size = self.size(n.axes)
             if n.kind == "contract":
-                products += again * product_ns(self.spec, n, size) / share(self.spec, n, tiling.streams)
+                products += again * product_ns(self.spec, n, size) / share(self.spec, n, tiling.crowded)
                 points = [self._factor_points(tiling, n, r) for r in n.reads]
             else:
                 ops += again * size * op_cost(n.op)

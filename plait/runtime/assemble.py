@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from plait.emit.cpp import CppKernel
 from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.triton import TritonSource, emit_triton
 from plait.errors import BuildFailed, LowerFailed, UnsupportedProgram
 from plait.options import Options, triton_is_interpreted
 from plait.runtime import report
-from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures
+from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures, f8_saturates
 from plait.runtime.cache import cache_for
 from plait.runtime.dump import record_levels
 from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
@@ -85,7 +83,6 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
     """Triton kernels, each under its schedule and, where it is worth measuring, under neighbouring ones."""
     sources: list[TritonSource] = []
     spans: list[tuple[int, list[str]]] = []  # (first source, schedules) of each launch
-    saturates = bool(torch.tensor(1e6).to(torch.float8_e4m3fn).float().isfinite())
     for launch in launches:
         schedules = _schedules(launch, options)
         lower = _in_gluon(launch, compiled.graph.device, options)
@@ -94,7 +91,7 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
         for n, schedule in enumerate(schedules):
             parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
             name = launch.name if n == 0 else f"{launch.name}_v{n}"
-            sources.append(emit_triton(parts, name, f8_saturates=saturates))
+            sources.append(emit_triton(parts, name, f8_saturates=f8_saturates()))
     record_levels(compiled, {s.name: s.text for s in sources}, options)
     built = build_triton(sources, compiled.graph.device, compiled.graph.hint)
     out: list[Built] = []

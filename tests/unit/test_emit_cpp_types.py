@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from cpp_run import TORCH, Library, Prog, compile_programs
@@ -85,6 +87,16 @@ def test_storage_types_convert_up_and_down(library: Library, dtype: DType) -> No
     back = torch.empty(len(f))
     assert library.run(f"round_{dtype.value}", [f, back], [len(f)]) == 0
     assert same(back, want.float()).all()
+
+
+def test_large_values_become_nan_in_f8e4m3_as_they_did_before_torch_2_13(tmp_path: Path) -> None:
+    library = compile_programs([cast_program(DType.f32, DType.f8e4m3)], tmp_path, ["-DPLAIT_F8E4M3_NAN"])
+    f = halves()
+    down = torch.empty(len(f), dtype=torch.float8_e4m3fn)
+    assert library.run("cast_f32_f8e4m3", [f, down], [len(f)]) == 0
+    large = ~(f.abs() <= 464)
+    assert down[large].float().isnan().all()
+    assert same(down[~large], f[~large].to(torch.float8_e4m3fn)).all()
 
 
 def sample(dtype: DType) -> torch.Tensor:
