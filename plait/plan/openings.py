@@ -115,10 +115,12 @@ class _Closing:
             self.after = [m for m in self.after if m is not own]
 
     def is_better(self) -> bool:
-        """Kernels that reduce are never closed: what they keep out of memory is the square of what they read."""
+        """Kernels that reduce and keep the product itself out of memory are never closed: it can be the square of what they
+        read."""
         if not self.before and not self.after:
             return True
-        if any(m.kind != "map" for m in (*self.before, *self.after)):
+        kept = all(self.size(m.shape) < self.size(self.n.shape) for m in self.g.stored)
+        if kept and any(m.kind != "map" for m in (*self.before, *self.after)):
             return False
         return self.apart_ns() <= self.g.predicted_ns
 
@@ -135,7 +137,8 @@ class _Closing:
                 ns += nbytes / spec.bytes_per_ns  # whoever makes it writes it
         if self.after:
             stored = sum(self.size(m.shape) * m.dtype.nbytes for m in self.g.stored)
-            ns += spec.launch_ns + (result + stored) / spec.bytes_per_ns
+            read = self.g.cost.bytes_read if self.g.cost is not None else 0.0
+            ns += spec.launch_ns + (result + stored + max(read - sum(sizes), 0.0)) / spec.bytes_per_ns
         return ns
 
     def size(self, extents: Iterable[Expr]) -> float:
