@@ -35,7 +35,8 @@ def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
 
 
 def share(spec: DeviceSpec, n: Node, beside: bool) -> float:
-    """Of the vendor's throughput, what a generated product reaches. `beside`: others share its stream."""
+    """Of the vendor's throughput, what a generated product reaches. `beside`: others share its stream, or its
+    factors come without descriptors."""
     return WALKED if spec.descriptors and not beside and n.reads[0].source.dtype.nbytes <= 2 else OWN[spec.kind]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from plait.ir.graph import Graph, Node
+from plait.ir import index as ix
+from plait.ir.graph import Graph, Node, Read
 from plait.ir.index import Expr
 from plait.plan.contract_cost import DWARFS, FEW, STREAM, product_ns, share
 from plait.plan.cost import size_at_hints
@@ -53,8 +54,20 @@ class _Judge:
                 joined = True
         points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
         flops, memory = product_ns(self.spec, n, points), operands / self.spec.bytes_per_ns
-        slower = max(flops / share(self.spec, n, False), memory / self.streaming(n)) - max(flops, memory)
+        slower = max(flops / share(self.spec, n, any(map(self.is_ragged, n.reads))), memory / self.streaming(n)) - max(
+            flops, memory
+        )
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
+
+    def is_ragged(self, r: Read) -> bool:
+        """Whether a factor's rows begin at odd places: no copy of 16 bytes, and no descriptor, can be made of them."""
+        seen = self.layouts.view(r)
+        if seen is None:
+            return False
+        wide = [
+            s for s, extent in zip(seen.strides, seen.shape, strict=True) if s is not ix.ONE and extent is not ix.ONE
+        ]
+        return any((s.const or 0) * r.source.dtype.nbytes % 16 for s in wide)
 
     def streaming(self, n: Node) -> float:
         """The share of the vendor's bandwidth that a generated product reaches."""

@@ -1,0 +1,93 @@
+"""Which products become part of a kernel on a card, and which stay calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from plait.compiler import Compiled, all_levels
+from plait.frontend.externs import decompositions
+from plait.frontend.fx_import import import_fx
+from plait.options import Options
+from plait.plan.device import SPECS
+from plait.plan.openings import better_closed
+from plait.tile.program import Dot
+
+Fn = Callable[..., object]
+
+
+def planned(fn: Fn, *shapes: tuple[int, ...]) -> Compiled:
+    with FakeTensorMode() as mode:
+        args = [mode.from_tensor(torch.empty(s, dtype=torch.bfloat16, device="meta").to("cpu")) for s in shapes]
+        gm = make_fx(torch.func.functionalize(fn), decomposition_table=decompositions())(*args)
+    return all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {}))
+
+
+def products(compiled: Compiled) -> tuple[int, int]:
+    """(in kernels, calls)."""
+    programs = [part.program for launch in compiled.launches for part in launch.parts]
+    calls = [n for n in compiled.graph.nodes() if n.kind == "extern"]
+    return sum(isinstance(s, Dot) for p in programs for s in p.walk()), len(calls)
+
+
+def gelu_after(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(x @ w.t(), approximate="tanh")
+
+
+def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(x @ gate.t()) * (x @ up.t())
+
+
+def low_rank(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return x @ w.t() + 2.0 * (x @ a.t() @ b.t())
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "expected"),
+    [
+        (gelu_after, ((8192, 4096), (16384, 4096)), (1, 0)),
+        (swiglu, ((4096, 4096), (14336, 4096), (14336, 4096)), (2, 0)),
+        (low_rank, ((8192, 4096), (4096, 4096), (16, 4096), (4096, 16)), (2, 1)),
+        (lambda x, w: x @ w.t(), ((8192, 4096), (16384, 4096)), (0, 1)),
+    ],
+)
+def test_products_open_where_that_saves_traffic(fn: Fn, shapes: tuple[tuple[int, ...], ...], expected: object) -> None:
+    assert products(planned(fn, *shapes)) == expected
+
+
+def test_rows_that_begin_at_odd_places_stay_the_vendors() -> None:
+    assert products(planned(gelu_after, (8192, 4097), (16384, 4097))) == (0, 1)
+
+
+def stored_and_summed(x: Tensor, w: Tensor, z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    f = (x @ w.t()).float()
+    h = f * g.float()
+    return h.to(x.dtype), f.sum(0), (f * z.float()).sum(0), (h.sum(-1, keepdim=True) * z.float()).to(x.dtype)
+
+
+def only_summed(x: Tensor, w: Tensor, z: Tensor) -> Tensor:
+    return ((x @ w.t()).float().exp() * z.float()).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "closed"),
+    [
+        (stored_and_summed, ((8192, 2304), (768, 2304), (8192, 768), (768,)), True),
+        (only_summed, ((8192, 256), (32768, 256), (8192, 32768)), False),
+    ],
+)
+def test_a_slow_kernel_that_reduces_is_closed_where_it_stores_the_product_anyway(
+    fn: Fn, shapes: tuple[tuple[int, ...], ...], closed: bool
+) -> None:
+    plan, spec = planned(fn, *shapes).plan, SPECS["h200"]
+    (group,) = [g for g in plan.kernels() if any(n.kind == "contract" for n in g.nodes)]
+    assert not better_closed(plan, spec)
+    slow = replace(plan, groups=(replace(group, predicted_ns=1e12),))
+    assert bool(better_closed(slow, spec)) is closed
