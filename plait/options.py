@@ -58,7 +58,7 @@ class Options:
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
     explain: bool = False
-    gluon: bool = True
+    gluon: str = "measured"
     threads: int | None = None  # None: as many as torch uses at the time of the call
     cuda_graphs: bool | None = None  # None: in mode max only
     pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off
@@ -106,8 +106,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "rng": ("plait", "eager"),
     "backend": BACKENDS,
     "plan": ("greedy", "none"),
+    "gluon": ("measured", "all", "off"),
 }
-_BOOLS = ("strict", "explain", "gluon", "cuda_graphs")
+_BOOLS = ("strict", "explain", "cuda_graphs")
 _INTS: dict[str, tuple[int, int]] = {
     "check": (0, 4),
     "cache_mb": (1, 1 << 30),

@@ -83,6 +83,20 @@ def stream_of(program: TileProgram) -> Stream:
     )
 
 
+def loads_beside_factors(program: TileProgram) -> bool:
+    """Whether something is loaded along a stream that is no factor of a product: biases, masks, ids."""
+    defs = {s.out: s for s in program.walk() if isinstance(s, (Let, Load))}
+    factors: set[int] = set()
+    for s in program.walk():
+        for k in (s.arg, s.other) if isinstance(s, Dot) else ():
+            d = defs.get(k)
+            while isinstance(d, Let) and d.op in ("round", "cast", "copy"):
+                d = defs.get(d.args[0])
+            factors |= {d.out} if isinstance(d, Load) else set()
+    swept = {s.dim for s in program.walk() if isinstance(s, Sweep)}
+    return any(isinstance(s, Load) and swept & set(s.span) and s.out not in factors for s in program.walk())
+
+
 def _plain(program: TileProgram) -> None:
     """Nothing in the program that only the plain emitter writes."""
     if program.schedule.form != "swept":

@@ -13,6 +13,7 @@ from typing import Any
 
 from plait.emit.cpp import CppKernel
 from plait.emit.gluon import GluonSource, emit_gluon
+from plait.emit.gluon_shape import loads_beside_factors
 from plait.emit.triton import TritonSource, emit_triton
 from plait.errors import BuildFailed, LowerFailed, UnsupportedProgram
 from plait.options import Options, triton_is_interpreted
@@ -119,11 +120,14 @@ def _chosen(name: str, built: Sequence[Built], names: Sequence[str]) -> Built:
 
 def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | None:
     """The launch as a kernel for Hopper, where that is asked for and there is a form of it."""
-    if not options.gluon or not can_run(device):
+    if options.gluon == "off" or not can_run(device):
         return None
     said: dict[str, str] = report.current().details.setdefault("gluon", {})
     if len(launch.parts) != 1:
         said[launch.name] = "several parts"
+        return None
+    if options.gluon == "measured" and loads_beside_factors(launch.parts[0].program):
+        said[launch.name] = "values are loaded along the stream, which has not run on a card yet"
         return None
     try:
         return emit_gluon(launch.parts[0].program, f"{launch.name}_h")

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from gluon_resources import Binary, compile_gluon
 
 from plait.emit.gluon import GluonSource, emit_gluon
+from plait.emit.gluon_shape import loads_beside_factors
 from tests.attention_variants import VARIANTS, Sizes, qkv
 from tests.unit.test_attention_variants import planned
 
@@ -33,6 +34,17 @@ def test_only_cut_tiles_are_masked_and_one_loop_serves_all() -> None:
     assert ">=" not in plain
     loops = [line.strip() for line in text.splitlines() if line.strip().startswith("for t in range(")]
     assert loops == ["for t in range(1, count):", "for t in range(count):"]
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [(n, False) for n in ("full", "causal", "window", "alibi", "softcap", "grouped_query")]
+    + [(n, True) for n in ("documents", "padding", "bias_of_windows")],
+)
+def test_what_is_loaded_along_the_stream_is_told_apart(name: str, beside: bool) -> None:
+    """Those without it are the kinds that are tried by default."""
+    (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
+    assert loads_beside_factors(launch.parts[0].program) is beside
 
 
 @pytest.mark.parametrize("name", ["window", "documents"])
