@@ -5,10 +5,8 @@ As a program (TRITON_INTERPRET=1) it runs every case and prints one JSON line ea
 
 from __future__ import annotations
 
-import json
 import pathlib
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +21,7 @@ from plait.frontend.joint import rewrites_for
 from plait.oracle.compare import FAIL, compare
 from plait.plan import contract_cost
 from tests.loss_variants import FORMS, Sizes, arguments
-from tests.triton_training import OPTIONS, noting
+from tests.triton_training import OPTIONS, noting, report
 
 CASES = ("ignored", "soft_targets")
 # long enough to be split over blocks; no tile divides them
@@ -54,17 +52,6 @@ def run(name: str) -> str:
     return ""
 
 
-def main() -> None:
-    import triton_interpreter  # noqa: F401  # what the interpreter lacks
-
-    contract_cost.OWN["cuda"] = contract_cost.WALKED = 100.0  # small products, opened all the same
-    for name in CASES:
-        try:
-            error = run(name)
-        except Exception:
-            error = traceback.format_exc()[-1500:]
-        print(json.dumps({"case": name, "error": error}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    contract_cost.OWN["cuda"] = contract_cost.WALKED = 100.0  # small products, opened all the same
+    report(CASES, run)

@@ -9,7 +9,7 @@ import json
 import pathlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,10 +70,11 @@ def run(name: str) -> str:
     return ""
 
 
-def main() -> None:
+def report(cases: Sequence[str], run: Callable[[str], str]) -> None:
+    """Run cases in the interpreter, a line of JSON each."""
     import triton_interpreter  # noqa: F401  # what the interpreter lacks
 
-    for name in CASES:
+    for name in cases:
         try:
             error = run(name)
         except Exception:
@@ -82,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report(CASES, run)

@@ -2,8 +2,9 @@
 
 A value is *tolerant* when all it leads to is storage of 16 bits or fewer, through operations that neither jump nor cancel:
 an error of a few f32 ulps is then far below the rounding of the store. Divisions and exponentials of such values take the
-hardware's approximations. So does a tanh that only shifts exponents (capped scores), where absolute errors count. A contraction (one rounding instead of two) shows where products cancel, so a kernel that adds
-a product to more than a constant is compiled without; a sum reduction of products may contract, it gains accuracy.
+hardware's approximations. So does a tanh that only shifts exponents (capped scores), where absolute errors count. A
+contraction (one rounding instead of two) shows where products cancel, so a kernel that adds a product to more than a
+constant is compiled without; a sum reduction of products may contract, it gains accuracy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SMOOTH = frozenset(
     ]
 )
 
-TANH_ERROR = 5e-7  # of the approximations, absolutely
+_TANH_ERROR = 5e-7  # of the approximations, absolutely
 _EXP_ERROR = 2.0**-12  # of an exponent: an eighth of what rounding to bf16 hides
 
 
@@ -107,14 +108,16 @@ class Accuracy:
         """The hardware's approximation of s, or one made with it, does."""
         if s.op == "exp":
             return self.fast_exp(s)
-        return self.tolerant(s.out) or (s.dtype is DType.f32 and self._before_exponent(s))
+        return self.tolerant(s.out) or (s.op == "div" and s.dtype is DType.f32 and self._is_capped(s))
 
-    def _before_exponent(self, s: Let) -> bool:
-        """s is a tanh, or a quotient that only such take, whose slope flattens relative errors."""
-        if s.op == "div":
-            uses = [u for u in self.uses.get(s.out, []) if isinstance(u, Let)]
-            return bool(uses) and all(u.op == "tanh" and self._before_exponent(u) for u in uses)
-        return s.op == "tanh" and self.slack(s.out) >= TANH_ERROR
+    def _is_capped(self, s: Let) -> bool:
+        """Only tanh that shifts exponents takes s: its slope flattens relative errors."""
+        uses = self.uses.get(s.out, [])
+        return bool(uses) and all(isinstance(u, Let) and self.shifts_exponents(u) for u in uses)
+
+    def shifts_exponents(self, s: Let) -> bool:
+        """s is a tanh that may be off by a small absolute error."""
+        return s.op == "tanh" and s.dtype is DType.f32 and self.slack(s.out) >= _TANH_ERROR
 
     def slack(self, v: int) -> float:
         """An absolute error that v may have and nobody can see: exponentials whose own small relative errors nobody sees turn

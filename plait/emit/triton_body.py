@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.emit.triton_accuracy import TANH_ERROR, Accuracy
+from plait.emit.triton_accuracy import Accuracy
 from plait.emit.triton_bounds import Segment, longest_last, segments
 from plait.emit.triton_dot import Carried, loads_before_loops, products_early, without_small_dots
 from plait.emit.triton_grid import Grid
@@ -223,7 +223,7 @@ class Emitter:
         elif s.op == "exp" and fast and (found := exp_of_difference(s, self.defs, self.ix)) is not None:
             self.put(*found[0])
             text = found[1]
-        elif s.op == "tanh" and s.dtype is DType.f32 and self.accuracy.slack(s.out) >= TANH_ERROR:
+        elif self.accuracy.shifts_exponents(s):
             text = tanh_absolutely(s, self.defs, self.ix)
         elif s.op == "cast" and s.dtype is DType.f32:
             text = position_as_float(s.args[0], axes, self.defs, self.ix)

@@ -12,7 +12,7 @@ Nodes are interned by their Builder, so equal nodes are one object; origins are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -270,6 +270,18 @@ def topological(outputs: Iterable[Node]) -> Iterator[Node]:
             seen.add(n)
             stack.extend(r.source for r in n.reads)
     yield from sorted(seen, key=lambda n: n.serial)
+
+
+def made_of(node: Node, inside: Collection[Node], reads: Callable[[Node], Iterable[Read]] | None = None) -> set[Node]:
+    """Those of `inside` that a node is made of by way of nothing else, itself included; by `reads` (the nodes' own)."""
+    out: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in inside and n not in out:
+            out.add(n)
+            stack.extend(r.source for r in (n.reads if reads is None else reads(n)))
+    return out
 
 
 def contiguous_strides(shape: Sequence[Expr]) -> Shape:

@@ -123,7 +123,7 @@ class CostModel:
             for r in self.reading.reads(n):
                 if r.source not in inside:
                     touched = min(size, self.size(r.source.shape))
-                    along = tiling.beside(a for e in r.index for i in e.axes() for a in al.atoms_of(n, i))
+                    along = _again(tiling, n, r)
                     times[r.source] = max(times.get(r.source, 0.0), along * touched * r.source.dtype.nbytes)
         for source, total in times.items():
             once = min(total, self.size(source.shape) * source.dtype.nbytes)
@@ -135,9 +135,7 @@ class CostModel:
 
     def _factor_points(self, tiling: Tiling, n: Node, r: Read) -> float:
         """Points of a contraction's factor where it is read: again for every tile that it does not vary over."""
-        axes = {i for e in r.index for i in e.axes()}
-        again = tiling.beside(a for i in axes for a in tiling.al.atoms_of(n, i))
-        return again * self.size(n.axes[i] for i in axes)
+        return _again(tiling, n, r) * self.size(n.axes[i] for i in {i for e in r.index for i in e.axes()})
 
     def _evaluated(self, n: Node, points: float, found: dict[Node, float]) -> None:
         """Note an inline node, and those that it is made of, as evaluated at that many points."""
@@ -172,6 +170,11 @@ class CostModel:
     def time(self, al: Alignment) -> float:
         """Predicted nanoseconds of a group as one kernel."""
         return self.cost(al).time_on(self.spec)
+
+
+def _again(tiling: Tiling, n: Node, r: Read) -> float:
+    """Tiles that read the same points: those along axes that the read does not vary over."""
+    return tiling.beside(a for e in r.index for i in e.axes() for a in tiling.al.atoms_of(n, i))
 
 
 def _sweeps(passes: set[Pass]) -> int:

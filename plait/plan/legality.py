@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plait.ir.graph import Node
+from plait.ir.graph import Node, made_of
 from plait.plan.align import Alignment
 from plait.plan.cost import CostModel
 from plait.plan.openings import twin_of
@@ -42,7 +42,7 @@ def why_not_loose(ctx: Context, al: Alignment) -> Reason | None:
     """What is read at another index is evaluated again there; that must not repeat a reduction, a scan or a random draw's cost."""
     inside = frozenset(al.nodes)
     for consumer, k in al.loose:
-        for n in _closure(ctx, ctx.model.reading.reads(consumer)[k].source, inside):
+        for n in made_of(ctx.model.reading.reads(consumer)[k].source, inside, ctx.model.reading.reads):
             if n.kind in ("scan", "random"):
                 return Reason(Why.MISALIGNED, f"{consumer.op} reads {n.op} at other indices")
     return None
@@ -91,7 +91,8 @@ def why_not_crossed(ctx: Context, al: Alignment) -> Reason | None:
             if twin_of(a)[0] == twin_of(b)[0]:
                 return Reason(Why.MISALIGNED, "a product and its twin: each is for a nest of its own")
             crossed = summed[a] & set(al.kept(b)) and summed[b] & set(al.kept(a))
-            if crossed and a not in _closure(ctx, b, inside) and b not in _closure(ctx, a, inside):
+            reads = ctx.model.reading.reads
+            if crossed and a not in made_of(b, inside, reads) and b not in made_of(a, inside, reads):
                 return Reason(Why.MISALIGNED, "two products each sum the axis along which the other's results lie")
     return None
 
@@ -137,14 +138,3 @@ def why_not(ctx: Context, al: Alignment) -> Reason | None:
         if reason is not None:
             return reason
     return None
-
-
-def _closure(ctx: Context, node: Node, inside: frozenset[Node]) -> set[Node]:
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        n = stack.pop()
-        if n in inside and n not in seen:
-            seen.add(n)
-            stack.extend(r.source for r in ctx.model.reading.reads(n))
-    return seen

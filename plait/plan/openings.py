@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from plait.ir import index as ix
-from plait.ir.graph import Graph, Node, Read
+from plait.ir.graph import Graph, Node, Read, made_of
 from plait.ir.index import Expr
 from plait.plan.contract_cost import DWARFS, FEW, STREAM, product_ns, share
 from plait.plan.cost import size_at_hints
@@ -119,7 +119,7 @@ class _Closing:
         self.plan, self.g, self.n, self.spec = plan, g, n, spec
         trivial = {"cast", "copy", "const", "index"}
         inside = set(_evaluated(plan, g))
-        self.factors = [_within(r.source, inside) for r in n.reads]
+        self.factors = [made_of(r.source, inside) for r in n.reads]
         before = set().union(*self.factors)
         self.before = [m for m in before if m.op not in trivial]
         self.after = [m for m in inside - before if m is not n and m.op not in trivial]
@@ -156,18 +156,6 @@ class _Closing:
 
     def size(self, extents: Iterable[Expr]) -> float:
         return size_at_hints(self.plan.graph, extents)
-
-
-def _within(n: Node, inside: set[Node]) -> set[Node]:
-    """Those of `inside` that n is made of."""
-    out: set[Node] = set()
-    todo = [n]
-    while todo:
-        m = todo.pop()
-        if m in inside and m not in out:
-            out.add(m)
-            todo += [r.source for r in m.reads]
-    return out
 
 
 def _evaluated(plan: Plan, g: Group) -> list[Node]:

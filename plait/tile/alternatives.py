@@ -12,6 +12,7 @@ from plait.tile.program import Dot, Load, Sweep, TileProgram, walk
 from plait.tile.schedule import EVERY, Schedule
 
 _SHARED = 227 * 1024  # bytes of shared memory that a block may have
+_SMALL = 1024  # points of a tile up to which it counts for nothing
 _LEFT = 2 * 1024  # of it for exchanges between warps
 
 
@@ -36,15 +37,14 @@ def shared_bytes(program: TileProgram, schedule: Schedule) -> int:
     swept = {s.dim for s in program.walk() if isinstance(s, Sweep) and not _covered(program, schedule, s.dim)}
     if not any(isinstance(s, Dot) for s in program.walk()):
         return 0
-    seen: dict[tuple[int, str], int] = {}
+    tiles: dict[tuple[int, ...], int] = {}  # a tile read from two sides is there once
     for s in program.walk():
-        if isinstance(s, Load) and len(s.span) > 1:
-            points = math.prod(_points(program, schedule, d) for d in s.span)
+        sides = sorted(_points(program, schedule, d) for d in s.span) if isinstance(s, Load) else []
+        if isinstance(s, Load) and len(sides) > 1 and math.prod(sides) >= _SMALL:
             stages = schedule.stages if swept & set(s.span) else 1
-            size = points * program.buffers[s.buffer].dtype.nbytes * stages
-            sides = tuple(sorted(_points(program, schedule, d) for d in s.span))
-            seen[s.buffer, str(sides)] = max(size, seen.get((s.buffer, str(sides)), 0)) if points >= 1024 else 0
-    return sum(seen.values())
+            size = math.prod(sides) * program.buffers[s.buffer].dtype.nbytes * stages
+            tiles[s.buffer, *sides] = max(size, tiles.get((s.buffer, *sides), 0))
+    return sum(tiles.values())
 
 
 def _covered(program: TileProgram, schedule: Schedule, dim: int) -> bool:

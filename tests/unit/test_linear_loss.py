@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from frontend_eval import imported
-from torch import Tensor, fx
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from plait.compiler import Compiled, all_levels
-from plait.frontend.capture import capture
-from plait.frontend.externs import decompositions
-from plait.frontend.fx_import import import_fx
-from plait.frontend.joint import rewrites_for
+from plait.compiler import Compiled
 from plait.ir.check import check_graph
 from plait.ir.graph import Graph, Node
 from plait.options import Options
@@ -30,6 +26,7 @@ from plait.rewrite.passes.open_contractions import can_open, open_contractions
 from plait.rewrite.passes.single_points import single_points
 from plait.runtime import report
 from tests.loss_variants import FORMS, Sizes, arguments
+from tests.passes import planning
 
 # forms of which no value as large as the logits is needed
 STREAMED = (
@@ -68,25 +65,11 @@ def logits_in(compiled: Compiled, words: int) -> list[Node]:
 def planned(name: str, sizes: Sizes, train: bool = False) -> dict[str, Compiled]:
     """The passes of a form, planned for a card."""
     out: dict[str, Compiled] = {}
-    options = Options.make(None, {})
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        def one(graph: fx.GraphModule, example: Sequence[Any], kind: str) -> Any:
-            out[kind] = all_levels(import_fx(graph, example), SPECS["h200"], options)
-
-            def boxed(args: list[Any]) -> Any:
-                return fx.Interpreter(graph).boxed_run(list(args))
-
-            boxed._boxed_call = True  # type: ignore[attr-defined]
-            return boxed
-
-        return capture(gm, inputs, one, decompositions(), rewrites_for(options))
-
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         x, w, y, extra = (mode.from_tensor(a) for a in arguments(name, sizes))
         x, w = x.requires_grad_(train), w.requires_grad_(train)
-        loss = torch.compile(FORMS[name], backend=backend, dynamic=False)(x, w, y, extra)
+        loss = torch.compile(FORMS[name], backend=planning(out, Options.make(None, {})), dynamic=False)(x, w, y, extra)
         if train:
             loss.sum().backward()
     return out

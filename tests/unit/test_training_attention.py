@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from plait.compiler import Compiled, all_levels
 from plait.emit.triton import emit_triton
-from plait.frontend.capture import capture
 from plait.frontend.externs import decompositions
 from plait.frontend.fx_import import import_fx
-from plait.frontend.joint import rewrites_for
 from plait.ir.graph import Node
 from plait.options import Options
 from plait.oracle.compare import FAIL, compare
@@ -24,6 +20,7 @@ from plait.plan.device import SPECS
 from plait.runtime import report
 from plait.tile.program import Dot, Let, Sweep, TileProgram
 from tests.attention_variants import VARIANTS, Sizes, arguments, training_step, widened
+from tests.passes import planning
 
 LENGTH = 2048
 BF16, F16 = torch.bfloat16, torch.float16
@@ -48,25 +45,13 @@ PLAIN = (
 def planned(name: str, **options: Any) -> dict[str, Compiled]:
     """The forward and the backward of a variant's training step, planned for a card."""
     out: dict[str, Compiled] = {}
-    chosen = Options.make(None, options)
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        def one(graph: fx.GraphModule, example: Sequence[Any], kind: str) -> Any:
-            out[kind] = all_levels(import_fx(graph, example), SPECS["h200"], chosen)
-
-            def boxed(args: list[Any]) -> Any:
-                return fx.Interpreter(graph).boxed_run(list(args))
-
-            boxed._boxed_call = True  # type: ignore[attr-defined]
-            return boxed
-
-        return capture(gm, inputs, one, decompositions(), rewrites_for(chosen))
-
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         args = [mode.from_tensor(x) for x in arguments(name, Sizes(m=LENGTH, n=LENGTH, d=128))]
         args[:3] = [x.requires_grad_() for x in args[:3]]
-        torch.compile(VARIANTS[name][0], backend=backend, dynamic=False)(*args).sum().backward()
+        torch.compile(VARIANTS[name][0], backend=planning(out, Options.make(None, options)), dynamic=False)(
+            *args
+        ).sum().backward()
     return out
 
 

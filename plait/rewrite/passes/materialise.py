@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from plait.ir.graph import Builder, Graph, Node, Output, Read, Shape, contiguous_strides, identity
 from plait.plan.layout import Layouts, is_dense, same_strides
-from plait.rewrite.engine import transform
+from plait.rewrite.engine import rebuilt, transform
 
 
 def materialise(graph: Graph) -> Graph:
@@ -49,7 +49,7 @@ def materialise(graph: Graph) -> Graph:
                 fixed.append(new)
                 continue
             fixed.append(_whole(laid_out(builder, old, new), new))
-        return builder.node(n.op, n.axes, fixed, reduce=n.reduce, **dict(n.attrs))
+        return rebuilt(builder, n, tuple(fixed))
 
     out = transform(graph, visit)
     out.layouts.update(wanted)

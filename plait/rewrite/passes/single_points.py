@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
-from plait.rewrite.engine import transform
+from plait.rewrite.engine import rebuilt, transform
 
 
 def single_points(graph: Graph) -> Graph:
@@ -24,9 +24,9 @@ def single_points(graph: Graph) -> Graph:
         return graph
     new: dict[Node, Node] = {}
 
-    def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
+    def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:
         made = _written(builder, n, found[n], new) if n in found else None
-        new[n] = made if made is not None else builder.node(n.op, n.axes, reads, reduce=n.reduce, **dict(n.attrs))
+        new[n] = made if made is not None else rebuilt(builder, n, reads)
         return new[n]
 
     return transform(graph, visit)
