@@ -19,6 +19,8 @@ from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
 from plait.plan.plan import Group, Plan
 
+_LINE = 128  # bytes that a row of a tile in shared memory has
+
 
 def worth_opening(graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], bool]) -> frozenset[Node]:
     """Calls (that `can_open`) whose opening saves more traffic and launches than it costs in throughput."""
@@ -60,10 +62,11 @@ class _Judge:
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
 
     def is_ragged(self, r: Read) -> bool:
-        """Whether a factor's rows begin at odd places: no copy of 16 bytes, and no descriptor, can be made of them."""
+        """Whether a factor's rows begin at odd places: no copy of 16 bytes, and no descriptor, can be made of them. So do
+        those of pieces that are no whole lines of 128 bytes, where an axis is put together."""
         seen = self.layouts.view(r)
         if seen is None:
-            return False
+            return size_at_hints(self.graph, r.source.shape[-1:]) * r.source.dtype.nbytes % _LINE != 0
         wide = [
             s for s, extent in zip(seen.strides, seen.shape, strict=True) if s is not ix.ONE and extent is not ix.ONE
         ]

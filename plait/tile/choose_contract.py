@@ -24,6 +24,8 @@ from plait.tile.schedule import Schedule, power_of_two
 Hint = Callable[[Expr], int]
 WIDEST = 256  # points of a dim that a block holds whole
 _LONG = 1024  # summed points from which on a product keeps a persistent block busy
+_LEAST = 16  # summed points of a step, which tensor cores need
+_SPILLED = 1.25  # times its extent is what a summed dim may take in whole tiles
 _WASTE = 0.9  # of the better use of the last wave of blocks is worth twice the tile
 
 
@@ -96,10 +98,7 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
         tile[d] = 0
     if _held(flat, found.width) > WIDEST:
         raise LowerFailed("a block would have to hold the result's rows whole")
-    for d in found.depth:
-        extent = flat.dims[d].extent.const
-        whole = found.stream and extent is not None and extent <= WIDEST
-        tile[d] = 0 if whole else _depth_tile(flat, spec, _rows(flat, found, hint))
+    tile |= _depth_tiles(flat, found, spec, hint)
     sizes = _cpu_tiles(flat, found, hint) if spec.kind == "cpu" else _gpu_tiles(flat, found, spec, hint)
     tile |= sizes
     name = flat.dims[vector].name if vector is not None else ""
@@ -177,6 +176,35 @@ def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
     return (256 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
 
 
+def _depth_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
+    """Tiles of the summed dims. A block holds a tile of both factors over all those of a product at once, so only the innermost
+    is cut into steps; the others go point by point, as descriptors can."""
+    tile: dict[int, int] = {}
+    for s in flat.stmts:
+        if not isinstance(s, Dot):
+            continue
+        left = _depth_tile(flat, spec, _rows(flat, found, hint))
+        held = 1
+        for d in sorted(set(s.dims) & set(found.depth), reverse=True):
+            extent = flat.dims[d].extent.const
+            if found.stream and extent is not None and held * extent <= WIDEST:
+                held *= extent
+                tile[d] = 0
+                continue
+            here = _fitting(hint(flat.dims[d].extent), left) if len(s.dims) > 1 else left
+            left = max(1, _LEAST // here)
+            tile[d] = min(here, tile.get(d, here))
+    return tile
+
+
+def _fitting(extent: int, most: int) -> int:
+    """The largest power of two up to `most` in whose multiples an extent wastes little."""
+    size = min(most, power_of_two(extent))
+    while size > _LEAST and -(-extent // size) * size > _SPILLED * extent:
+        size //= 2
+    return size
+
+
 def _largest(flat: Flat, dims: tuple[int, ...], hint: Hint) -> int | None:
     return max(dims, key=lambda d: (hint(flat.dims[d].extent), d), default=None)
 
@@ -201,7 +229,7 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
             tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
             chosen.append(d)
     if len(chosen) == 2 and not found.stream and narrow and all(tile[d] == 128 for d in chosen):
-        depths = {d: _depth_tile(flat, spec, rows) for d in found.depth}
+        depths = _depth_tiles(flat, found, spec, hint)
         if _long_products(flat, depths) + 2 * _draws(flat) == 1:
             _widen(flat, tile, chosen[1], spec, hint)
     while found.stream == () and chosen and _blocks(flat, tile, hint) < spec.units:
@@ -225,7 +253,8 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
 def _is_reduced_at_once(flat: Flat, found: Roles, tiles: int) -> bool:
     """Whether a block does nothing but one long product of 16-bit operands, of which only numbers of rows are kept."""
     last = set(found.stream)
-    tiles += sum(isinstance(s, Load | Store) and last < set(s.span) & {*last, *found.rows} for s in flat.stmts)
+    sides = {*last, *found.rows, *found.columns}
+    tiles += sum(isinstance(s, Load | Store) and last < set(s.span) & sides for s in flat.stmts)
     swept = all((flat.dims[d].extent.const or WIDEST + 1) > WIDEST for d in found.depth)
     return not found.width and tiles == 1 and swept and _operand_bytes(flat) <= 2
 

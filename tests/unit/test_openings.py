@@ -13,11 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from plait.compiler import Compiled, all_levels
+from plait.emit.triton import emit_triton
 from plait.frontend.externs import decompositions
 from plait.frontend.fx_import import import_fx
 from plait.options import Options
 from plait.plan.device import SPECS
 from plait.plan.openings import better_closed
+from plait.tile.alternatives import shared_bytes
 from plait.tile.program import Dot
 
 Fn = Callable[..., object]
@@ -91,3 +93,26 @@ def test_a_slow_kernel_that_reduces_is_closed_where_it_stores_the_product_anyway
     assert not better_closed(plan, spec)
     slow = replace(plan, groups=(replace(group, predicted_ns=1e12),))
     assert bool(better_closed(slow, spec)) is closed
+
+
+def after_heads(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    heads, rows, width = x.shape
+    return y + x.transpose(0, 1).reshape(rows, heads * width) @ w.t()
+
+
+@pytest.mark.parametrize("size", [64, 128, 512])
+def test_a_step_of_a_product_summed_over_two_axes_is_as_deep_as_of_one(size: int) -> None:
+    """Heads merged into rows: blocks held both axes whole, ten times what a card has of shared memory."""
+    compiled = planned(after_heads, (4096 // size, 2048, size), (2048, 4096), (2048, 2048))
+    (program,) = [p.program for launch in compiled.launches for p in launch.parts]
+    depth = [n for name, n in program.schedule.tile if name.startswith("r")]
+    assert depth == [1, 64]
+    assert shared_bytes(program, program.schedule) <= 227 * 1024
+    assert "make_tensor_descriptor" in emit_triton([program], "k").text
+
+
+@pytest.mark.parametrize("size", [32, 80])
+def test_factors_in_pieces_that_fill_no_lines_are_put_together_for_the_call(size: int) -> None:
+    heads = 4096 // size
+    compiled = planned(after_heads, (heads, 8192, size), (8192, heads * size), (8192, 8192))
+    assert products(compiled) == (0, 1)
