@@ -129,7 +129,7 @@ def _rows(job: Job, names: list[str], result: dict[str, Any]) -> Iterator[dict[s
             yield {
                 "name": current,
                 "device": job.device,
-                "error": f"process died ({worker.returncode}): {worker.last_words()}",
+                "error": f"{worker.how_it_ended()}: {worker.last_words()}",
             }
 
 
@@ -154,28 +154,43 @@ class _Worker:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.timeout = job.timeout
         self.returncode: int | None = None
+        self.given_up = False
 
     def messages(self) -> Iterator[tuple[str, Any]]:
         """What the process reports; a silence of more than the time limit ends it."""
         assert self.process.stdout is not None
-        timer = threading.Timer(self.timeout, self.process.kill)
-        timer.start()
+        timer = self._give_up_later()
         try:
             for line in self.process.stdout:
                 if line.startswith(MARK):
                     timer.cancel()
-                    timer = threading.Timer(self.timeout, self.process.kill)
-                    timer.start()
+                    timer = self._give_up_later()
                     message = json.loads(line[len(MARK) :])
                     yield message["kind"], message["value"]
         finally:
             timer.cancel()
         self.returncode = self.process.wait()
 
+    def _give_up_later(self) -> threading.Timer:
+        def give_up() -> None:
+            self.given_up = True
+            self.process.kill()
+
+        timer = threading.Timer(self.timeout, give_up)
+        timer.start()
+        return timer
+
+    def how_it_ended(self) -> str:
+        """In words, for a row that never came."""
+        if self.given_up:
+            return f"no row within {self.timeout:g} s"
+        return f"process died ({self.returncode})"
+
     def last_words(self) -> str:
         """The last line that the process wrote to its error stream."""
         self.log.seek(0)
-        rows = [r.strip() for r in self.log.read().splitlines() if r.strip()]
+        # a warning's text, not the line of source that Python shows below it
+        rows = [r.strip() for r in self.log.read().splitlines() if r.strip() and not r.startswith("  ")]
         return rows[-1][:300] if rows else "no message"
 
     def close(self) -> None:

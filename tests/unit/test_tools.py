@@ -141,6 +141,9 @@ class _FakeWorker:
                 return
             yield "row", {"name": n}
 
+    def how_it_ended(self) -> str:
+        return f"process died ({self.returncode})"
+
     def last_words(self) -> str:
         return "Segmentation fault"
 
@@ -154,6 +157,12 @@ def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Segmentation fault" in rows[1]["error"]
     assert "error" not in rows[2]
     assert _FakeWorker.started[-1] == ["last"]
+
+
+def test_a_process_that_says_nothing_for_too_long_is_given_up() -> None:
+    worker = bench._Worker(bench.Job(timeout=0.01), ["l2norm"], None)
+    assert list(worker.messages()) == []
+    assert worker.how_it_ended() == "no row within 0.01 s"
 
 
 def test_bench_measures_a_real_workload(tmp_path: Path) -> None:
