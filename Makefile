@@ -59,7 +59,7 @@ $(BIN)/python:
 $(STAMP): constraints.txt pyproject.toml Makefile | $(BIN)/python
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt setuptools
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt \
-		torch numpy click rich filelock pytest pytest-xdist pytest-timeout hypothesis mypy ruff expecttest
+		torch numpy click rich filelock pytest pytest-xdist pytest-timeout hypothesis mypy ruff expecttest jsonschema
 	$(BIN)/python -c 'import triton' 2> /dev/null || \
 		$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt triton==$(TRITON)
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .

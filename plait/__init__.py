@@ -15,9 +15,10 @@ _LAZY = {
     "compile": "plait.api",
     "backend": "plait.api",
     "Options": "plait.options",
+    "explain": "plait.report.run",
 }
 
-__all__ = ["Options", "__version__", "backend", "compile", "errors"]
+__all__ = ["Options", "__version__", "backend", "compile", "errors", "explain"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,15 +16,23 @@ def backend(
     Raises BadOption for an option plait does not have, UnsupportedProgram under strict for what it cannot compile."""
     chosen = Options.make(mode, options)
     from plait.compiler import compile_graph
+
+    return backend_with(compile_graph, chosen, gm, example_inputs)
+
+
+def backend_with(
+    compile_graph: Callable[..., Callable[..., Sequence[Any]]], options: Options, gm: Any, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """The backend around another way to compile one graph: compile_graph(gm, example_inputs, options, kind=kind)."""
     from plait.frontend.capture import capture, user_line
     from plait.frontend.externs import decompositions
     from plait.frontend.joint import rewrites_for
     from plait.runtime.guarded import compile_one
 
     def one(graph: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
-        return compile_one(compile_graph, graph, inputs, kind, chosen, user_line(graph.graph))
+        return compile_one(compile_graph, graph, inputs, kind, options, user_line(graph.graph))
 
-    return capture(gm, example_inputs, one, decompositions(), rewrites_for(chosen))
+    return capture(gm, example_inputs, one, decompositions(), rewrites_for(options))
 
 
 def reset() -> None:

@@ -6,7 +6,7 @@ FX graph -import-> Graph -simplify-> Graph -plan-> Plan -lower-> TilePrograms -e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.errors import InternalError, LowerFailed
@@ -20,7 +20,7 @@ from plait.plan.device import DeviceSpec, spec_for
 from plait.plan.horizontal import launches
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts
-from plait.plan.openings import better_closed, in_order, worth_opening
+from plait.plan.openings import Opening, better_closed, in_order, opening_gains
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
@@ -45,12 +45,13 @@ _SMALL_NS = 3000.0  # of work beyond the launch
 
 @dataclass(frozen=True)
 class Compiled:
-    """Every level of one compiled graph, for tools that explain it."""
+    """Every level of one compiled graph, for tools that explain it. `openings`: what was decided of its products."""
 
     graph: Graph
     plan: Plan
     launches: tuple[Launch, ...]
     spec: DeviceSpec
+    openings: tuple[Opening, ...] = ()
 
 
 def compile_graph(
@@ -62,6 +63,7 @@ def compile_graph(
     compiled = all_levels(graph, spec, options)
     report.compiled(compiled)
     script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
+    report.current().details["script"] = script
     return assemble(gm, compiled, script, options)
 
 
@@ -83,20 +85,30 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
     graph = single_points(graph)
-    calls = [n for n in graph.nodes() if can_open(n)]
-    chosen = worth_opening(graph, spec, can_open) if options.plan != "none" else frozenset()
+    gains = opening_gains(graph, spec, can_open) if options.plan != "none" else {}
+    calls = list(gains)
+    worth = chosen = frozenset(n for n, gain in gains.items() if gain > 0)
     while True:
         opened = open_contractions(graph, chosen.__contains__) if chosen else graph
         opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
         compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
         alone = better_closed(compiled.plan, spec)
         if not alone:
-            return compiled
+            return replace(compiled, openings=_openings(graph, gains, worth, chosen))
         mine = [n for n in calls if n in chosen]
         products = in_order(compiled.graph.nodes())
         if len(products) != len(mine):
             raise InternalError(f"{len(mine)} calls were opened, {len(products)} products are there")
         chosen -= {call for number, call in enumerate(mine) if number in alone}
+
+
+def _openings(
+    graph: Graph, gains: dict[Node, float], worth: frozenset[Node], chosen: frozenset[Node]
+) -> tuple[Opening, ...]:
+    def state(n: Node) -> str:
+        return "open" if n in chosen else "closed again" if n in worth else "closed"
+
+    return tuple(Opening(o.fx, gain, state(n)) for n, gain in gains.items() for o in graph.origins.get(n, ())[:1])
 
 
 def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:

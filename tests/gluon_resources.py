@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
 
 import triton
@@ -13,10 +10,10 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton_module import load_module
-from triton_resources import _POINTERS
 
 from plait.emit.gluon import GluonSource
 from plait.ir.dtype import DType
+from plait.runtime.binary import POINTERS, disassemble, resource_usage
 
 _ELEMENT = {DType.bf16: ("bf16", gl.bfloat16), DType.f16: ("fp16", gl.float16)}
 
@@ -43,7 +40,7 @@ def signature_of(source: GluonSource) -> dict[str, str]:
         layout = gl.NVMMASharedLayout.get_default_for(list(d.block), element)
         out[d.name] = f"tensordesc<{name}{list(d.block)},{layout!r}>"
     for a in source.args:
-        out[a.name] = "i32" if a.kind in ("symbol", "draw") else _POINTERS[a.dtype]
+        out[a.name] = "i32" if a.kind in ("symbol", "draw") else POINTERS[a.dtype]
     return out
 
 
@@ -60,17 +57,7 @@ def compile_gluon(source: GluonSource) -> Binary:
         target=GPUTarget("cuda", 90, 32),
         options=options,
     )
-    tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(kernel.asm["cubin"])
-        f.flush()
-        usage = subprocess.run(
-            [str(tools / "cuobjdump"), "-res-usage", f.name], capture_output=True, text=True, check=True
-        ).stdout
-        sass = subprocess.run(
-            [str(tools / "nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    found, sass = resource_usage(kernel.asm["cubin"]), disassemble(kernel.asm["cubin"])
     words = ("HGMMA", "STL", "LDL", "BAR.SYNC", "USETMAXREG", "UTMALDG", "WARPGROUP.DEPBAR", "MUFU", "F2F", "I2F")
     counts = {w: len(re.findall(rf"\b{re.escape(w)}", sass)) for w in words}
     return Binary(found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared, counts, sass)

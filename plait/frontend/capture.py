@@ -182,5 +182,5 @@ def user_line(graph: fx.Graph | Iterable[fx.Node]) -> str:
             where, _, code = frame.partition("\n")
             path, _, rest = where.partition('", line ')
             if "/torch/" not in path:
-                return f"{path.rpartition('/')[2]}:{rest.partition(',')[0]} {code.strip()}"
+                return f"{path.rpartition('/')[2]}:{rest.partition(',')[0]} {code.strip().partition(chr(10))[0]}"
     return ""

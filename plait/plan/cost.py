@@ -34,13 +34,17 @@ class Cost:
     launches: int = 1
     products_ns: float = 0.0  # contractions, at the throughput of generated code
 
-    def time_on(self, spec: DeviceSpec) -> float:
-        """Predicted nanoseconds."""
+    def terms(self, spec: DeviceSpec) -> tuple[float, float]:
+        """Nanoseconds of moving and of computing, each as if the other took none."""
         share = min(1.0, max(self.blocks, 1.0) / spec.units)
         memory = (self.bytes_read + self.bytes_written) / spec.bytes_per_ns + self.cache_bytes / spec.cache_bytes_per_ns
         ops = self.ops / spec.ops_per_ns
         work = self.products_ns + (_EXPOSED if self.products_ns else 1.0) * ops
-        return spec.launch_ns * self.launches + max(memory, work) / share
+        return memory / share, work / share
+
+    def time_on(self, spec: DeviceSpec) -> float:
+        """Predicted nanoseconds."""
+        return spec.launch_ns * self.launches + max(self.terms(spec))
 
 
 class CostModel:

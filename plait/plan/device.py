@@ -58,3 +58,33 @@ def spec_for(kind: str, capability: str = "") -> DeviceSpec:
     if kind == "cpu":
         return SPECS["cpu"]
     return next((s for key, s in SPECS.items() if s.kind == "cuda" and key in capability.lower()), SPECS["h100"])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a multiprocessor of a CUDA device holds at once, and what its binaries are called. `arch`: compute capability times
+    ten. `threads`, `blocks`, `registers` (32 bit), `shared` (bytes, of which each block also takes `reserved`). From the
+    vendor's programming guide."""
+
+    arch: int
+    threads: int
+    blocks: int
+    registers: int
+    shared: int
+    reserved: int = 1024
+
+    def occupancy(self, warps: int, registers: int, shared: int) -> float:
+        """Share of the multiprocessor's warps that are resident, for blocks that take this much."""
+        per_warp = -(-max(registers, 1) * 32 // 256) * 256  # registers are given out by 256 a warp
+        fits = [self.blocks, self.threads // (32 * warps), self.registers // (per_warp * warps)]
+        fits.append(self.shared // (shared + self.reserved))
+        return min(fits) * warps * 32 / self.threads
+
+
+LIMITS: dict[str, Limits] = {
+    "h200": Limits(90, 2048, 32, 65536, 228 << 10),
+    "h100": Limits(90, 2048, 32, 65536, 228 << 10),
+    "a100": Limits(80, 2048, 32, 65536, 164 << 10),
+    "l40s": Limits(89, 1536, 24, 65536, 100 << 10),
+    "b200": Limits(100, 2048, 32, 65536, 228 << 10),
+}

@@ -56,7 +56,8 @@ def workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _side_by_side(fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def side_by_side(fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Apply to all, on as many threads as there are processors."""
     if len(items) < 2 or workers() < 2:
         return [fn(i) for i in items]
     with ThreadPoolExecutor(min(len(items), workers()), thread_name_prefix="plait-build") as pool:
@@ -103,7 +104,7 @@ def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None) -> 
     count = max(1, min(_MOST_UNITS, len(places) // 4))
     units = [sources.unit(places[k::count]) for k in range(count) if places[k::count]]
     done: dict[int, Built] = {}
-    for unit, outcome in zip(units, _side_by_side(lambda u: _build_unit(u, cache, threads), units), strict=True):
+    for unit, outcome in zip(units, side_by_side(lambda u: _build_unit(u, cache, threads), units), strict=True):
         for nth, place in enumerate(unit.places):
             if not isinstance(outcome, BuildFailed):
                 done[place] = outcome[nth]
@@ -236,6 +237,15 @@ def build_triton(
     if importlib.util.find_spec("triton") is None:
         failed = BuildFailed("triton is not installed", hint="pip install triton")
         return [failed for _ in sources]
+    same_as = same_kernels(sources)
+    distinct = [p for p in range(len(sources)) if same_as[p] == p]
+    built = side_by_side(lambda p: _build_triton_one(sources[p], device, size_hint), distinct)
+    done = dict(zip(distinct, built, strict=True))
+    return [done[same_as[p]] for p in range(len(sources))]
+
+
+def same_kernels(sources: Sequence[TritonSource]) -> list[int]:
+    """For each source the place of the first that is equal but for its name and its comments."""
     texts: dict[tuple[Any, ...], int] = {}
     same_as = []
     for place, s in enumerate(sources):
@@ -243,10 +253,7 @@ def build_triton(
         views = s.descriptors if isinstance(s, GluonSource) else ()
         key = (plain, s.args, s.programs, s.num_warps, s.num_stages, s.numbers, views)
         same_as.append(texts.setdefault(key, place))
-    distinct = [p for p in range(len(sources)) if same_as[p] == p]
-    built = _side_by_side(lambda p: _build_triton_one(sources[p], device, size_hint), distinct)
-    done = dict(zip(distinct, built, strict=True))
-    return [done[same_as[p]] for p in range(len(sources))]
+    return same_as
 
 
 def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Expr], int] | None) -> Built:
@@ -267,7 +274,7 @@ def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Ex
         return contextvars.copy_context().run(inside)
 
     try:
-        function = _import_text(source)
+        function = import_text(source)
         kernel: TritonKernel | GluonKernel
         if isinstance(source, GluonSource):
             kernel = GluonKernel(source, function, device, watched, _Descriptors())
@@ -315,7 +322,7 @@ def _source_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="plait-triton-", ignore_cleanup_errors=True)
 
 
-def _import_text(source: TritonSource) -> Any:
+def import_text(source: TritonSource) -> Any:
     """The kernel function of a module we wrote."""
     name = f"plait_{source.name}_{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
     with _import_lock:

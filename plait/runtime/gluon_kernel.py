@@ -64,6 +64,7 @@ class GluonKernel:
         self.device = torch.device(device)
         self.options = {"num_warps": source.num_warps, **dict(source.options)}
         self.plain: Kernel | None = None
+        self.binary: Any = None  # what `compile` made, for tools
 
     def compile(self, size_hint: Callable[[Expr], int]) -> None:
         """Compile for sizes like the hinted ones; raises what Triton raises."""
@@ -75,7 +76,7 @@ class GluonKernel:
             size_hint(ix.sym(a.name)) if a.kind == "symbol" else from_dtype(a.dtype) for a in self.source.args
         ]
         with torch.cuda.device(self.device):
-            compiled = self.function.warmup(*made, *args, grid=(1,), **self.options)
+            compiled = self.binary = self.function.warmup(*made, *args, grid=(1,), **self.options)
             load = getattr(compiled, "_init_handles", None)
             if load is not None:
                 load()  # a kernel that wants more than the device has must fail now, not at its first launch

@@ -46,6 +46,7 @@ class TritonKernel:
         self.device = torch.device(device)
         self.direct = self.device.type == "cuda" and not triton_is_interpreted()
         self.options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **dict(source.options)}
+        self.binary: Any = None  # what `compile` made, for tools
         self.fault: torch.Tensor | None = None
         if source.has_fault:
             self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=self.direct)
@@ -68,7 +69,7 @@ class TritonKernel:
             else:
                 args.append(torch.int32 if a.kind == "fault" else from_dtype(a.dtype))
         with torch.cuda.device(self.device):
-            made = self.function.warmup(*args, grid=(1,), **self.options)
+            made = self.binary = self.function.warmup(*args, grid=(1,), **self.options)
             load = getattr(made, "_init_handles", None)
             if load is not None:
                 load()  # a kernel that wants more than the device has must fail now, not at its first launch

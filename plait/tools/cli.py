@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 import click
 
 from plait.errors import PlaitError, UserError
+from plait.plan.device import SPECS
 from plait.tools.bench import PEERS, SUITES
 
+TARGETS = tuple(SPECS)
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -24,6 +26,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
+            if ctx.meta.get("plait.debug"):
+                raise
             click.echo(f"error: {error}", err=True)
             ctx.exit(2)
         except PlaitError as error:
@@ -99,6 +103,51 @@ def bench(
     given: dict[str, Any] = dict(parse_options(options))
     job = Job(suite, device, names, json_path, only, seconds, backend, given, train_steps, threads, timeout)
     sys.exit(run(job))
+
+
+@main.command()
+@click.argument("file")
+@click.option("--train", is_flag=True, help="With the backward, from the sum of the results.")
+@click.option("--target", type=click.Choice(TARGETS), help="Plan and compile for a device that need not be here.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
+)
+@click.option(
+    "--top", default=5, show_default=True, type=click.IntRange(0), help="Refusals, and steps a graph; 0: all."
+)
+@click.option("--detail/--brief", default=None, help="Every operator of every kernel (default: of small programs).")
+@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    file: str,
+    train: bool,
+    target: str | None,
+    json_path: str | None,
+    top: int,
+    detail: bool | None,
+    options: tuple[str, ...],
+    debug: bool,
+) -> NoReturn:
+    """Say what plait fuses in FILE, what it does not and why, and what that costs. FILE defines make() -> (fn, args)."""
+    from plait.tools.bench_main import parse_options
+    from plait.tools.explain import run
+
+    ctx.meta["plait.debug"] = debug
+    given = dict(parse_options(options))
+    sys.exit(
+        run(
+            file,
+            train=train,
+            target=target,
+            json_path=json_path,
+            top=top,
+            detail=detail,
+            options=given,
+            debug=debug,
+        )
+    )
 
 
 @main.command()

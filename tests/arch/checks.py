@@ -23,6 +23,7 @@ LAYERS = {
     "plait.compiler": 4,
     "plait.runtime": 4,
     "plait.api": 5,
+    "plait.report": 5,
     "plait": 5,
     "plait.workloads": 6,
     "plait.tools": 6,
@@ -36,10 +37,11 @@ TORCH_USERS = (
     "plait.runtime",
     "plait.compiler",
     "plait.api",
+    "plait.report.run",
     "plait.tools",
     "plait.workloads",
 )
-TRITON_USERS = ("plait.runtime.build",)
+TRITON_USERS = ("plait.runtime.build", "plait.runtime.binary")
 # The bench hands its child processes an environment of their own.
 ENVIRONMENT_READERS = ("plait.options",)
 UNSAFE_MODULES = {"pickle", "cPickle", "marshal", "dill", "cloudpickle", "shelve"}

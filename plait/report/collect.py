@@ -1,0 +1,319 @@
+"""From the recorded levels of a compiled graph to GraphFacts. Nothing is decided or measured here, only written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.compiler import Compiled
+from plait.ir.graph import Node
+from plait.plan.cost import size_at_hints
+from plait.plan.device import DeviceSpec
+from plait.plan.inline import Reading
+from plait.plan.plan import Group
+from plait.report.facts import (
+    Flops,
+    GraphFacts,
+    Intermediate,
+    Kernel,
+    Member,
+    Resources,
+    Totals,
+    Traffic,
+    Variant,
+    sum_totals,
+)
+from plait.report.memory import input_bytes, peak_bytes
+from plait.report.refusals import Places, collect_refusals, why_call
+from plait.report.work import flops_of, product_flops
+from plait.runtime.link import Launch
+from plait.runtime.steps import Script
+
+_PLUMBING = frozenset(("cast", "copy", "const", "index"))
+_VALUELESS = frozenset(("const", "index"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a built kernel: its resources, the schedules that were timed (ms), and the one chosen."""
+
+    resources: Resources | None = None
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+    chosen: str = ""
+    failure: str = ""
+
+
+def collect(
+    compiled: Compiled, script: Script, operators: Sequence[Any], measured: Mapping[str, Measured]
+) -> tuple[tuple[Kernel, ...], tuple[Any, ...], Totals]:
+    """Kernels, refusals and totals of a graph. `operators`: what eager would run (frontend.baseline); `measured` by kernel."""
+    return _Collector(compiled, operators, measured).run(script)
+
+
+class _Collector:
+    def __init__(self, compiled: Compiled, operators: Sequence[Any], measured: Mapping[str, Measured]) -> None:
+        self.compiled, self.operators, self.measured = compiled, operators, measured
+        self.graph, self.plan, self.spec = compiled.graph, compiled.plan, compiled.spec
+        self.reading: Reading = compiled.plan.reading
+        self.of_fx = {name: k for k, o in enumerate(operators) for name in o.fx}
+        self.evaluated = [
+            [n for g in launch.groups for n in evaluated(self.reading, g)] for launch in compiled.launches
+        ]
+        self.home = self._homes()
+
+    def run(self, script: Script) -> tuple[tuple[Kernel, ...], tuple[Any, ...], Totals]:
+        steps = [self._step(k, launch) for k, launch in enumerate(self.compiled.launches)]
+        step_of = {n: k for k, launch in enumerate(self.compiled.launches) for g in launch.groups for n in g.nodes}
+        places = Places(self.graph, {n: self.operator(n) for n in self.graph.nodes()}, step_of)
+        refusals = collect_refusals(self.plan, places, self.compiled.openings, steps)
+        known = [k.predicted_us for k in steps if k.predicted_us is not None]
+        totals = Totals(
+            operators=sum(not o.recomputed and o.bytes_read + o.bytes_written > 0 for o in self.operators),
+            kernels=sum(k.kind == "kernel" for k in steps),
+            calls=sum(k.kind == "call" for k in steps),
+            before=sum((Traffic(o.bytes_read, o.bytes_written) for o in self.operators), Traffic()),
+            after=sum((k.after for k in steps), Traffic()),
+            flops=sum((k.flops for k in steps), Flops()),
+            predicted_us=sum(known) if known else None,
+            peak_bytes=peak_bytes(self.compiled, script),
+            input_bytes=input_bytes(self.graph),
+        )
+        return tuple(steps), refusals, totals
+
+    def size(self, extents: Iterable[Any]) -> float:
+        return size_at_hints(self.graph, extents)
+
+    def nbytes(self, n: Node) -> float:
+        return self.size(n.shape) * n.dtype.nbytes
+
+    def operator(self, n: Node) -> Any:
+        """The operator of eager's that a node came from; None for what plait made."""
+        found = [self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx]
+        return self.operators[found[0]] if found else None
+
+    def _homes(self) -> dict[int, int]:
+        """Operator -> the step that makes its result: where the last of its nodes is."""
+        last: dict[int, tuple[int, int, int]] = {}
+        for k, nodes in enumerate(self.evaluated):
+            for n in nodes:
+                for o in self.graph.origins.get(n, ()):
+                    if o.fx in self.of_fx:
+                        at = self.of_fx[o.fx]
+                        # a value that is evaluated in several kernels counts in the first
+                        last[at] = max(last.get(at, (-1, 0, 0)), (n.serial, -k, k))
+        return {at: k for at, (_, _, k) in last.items()}
+
+    # ---------------------------------------------------------------- steps
+    def _step(self, number: int, launch: Launch) -> Kernel:
+        members = self._members(number)
+        before = sum((m.before for m in members), Traffic())
+        flops = sum((m.flops for m in members), Flops())
+        if launch.groups[0].kind == "extern":
+            return self._call(number, launch.groups[0].nodes[0], members, before)
+        after = sum((_traffic(g) for g in launch.groups), Traffic())
+        predicted, bound = _time(launch, self.spec)
+        seen = self.measured.get(launch.name, Measured())
+        took = seen.times_ms.get(seen.chosen)
+        roofline = self.roofline_us(after, flops)
+        return Kernel(
+            number=number,
+            name=launch.name,
+            kind="kernel",
+            members=members,
+            lines=_lines(members),
+            directions=self._directions(launch),
+            mapping=self._mapping(launch),
+            schedule=tuple(str(p.program.schedule) for p in launch.parts),
+            intermediates=self._intermediates(launch),
+            before=before,
+            after=after,
+            flops=flops,
+            intensity_before=_per(flops.counted, before.total),
+            intensity_after=_per(flops.counted, after.total),
+            predicted_us=predicted,
+            bound=bound,
+            roofline_us=roofline,
+            resources=seen.resources,
+            measured_us=None if took is None else took * 1e3,
+            roofline_share=None if not took else roofline / (took * 1e3),
+            variants=tuple(Variant(n, ms * 1e3, n == seen.chosen) for n, ms in seen.times_ms.items()),
+            failure=seen.failure,
+        )
+
+    def _call(self, number: int, n: Node, members: tuple[Member, ...], before: Traffic) -> Kernel:
+        operator = self.operator(n)
+        half = bool(n.reads) and n.reads[0].source.dtype.nbytes <= 2
+        flops = product_flops(operator.product_flops if operator is not None else 0.0, half, self.spec)
+        read = sum(min(self.size(r.domain or ()) * r.source.dtype.nbytes, self.nbytes(r.source)) for r in n.reads)
+        outs = [o for o in n.attr("outs") if len(o) == 3 and isinstance(o[0], tuple)]
+        after = Traffic(read, sum(self.size(o[0]) * o[1].nbytes for o in outs))
+        if operator is not None and operator.bytes_read + operator.bytes_written < after.total:
+            after = Traffic(operator.bytes_read, operator.bytes_written)  # updates rows, or picks some
+        roofline = self.roofline_us(after, flops)
+        return Kernel(
+            number=number,
+            name=str(n.attr("target")),
+            kind="call",
+            members=members,
+            lines=_lines(members),
+            directions=(),
+            mapping="",
+            schedule=(),
+            intermediates=(),
+            before=before,
+            after=after,
+            flops=flops,
+            intensity_before=_per(flops.counted, before.total),
+            intensity_after=_per(flops.counted, after.total),
+            predicted_us=self.spec.launch_ns / 1e3 + roofline,
+            bound=self._bound(after, flops),
+            roofline_us=roofline,
+            why=why_call(self.graph, n, self.compiled.openings),
+        )
+
+    def roofline_us(self, traffic: Traffic, flops: Flops) -> float:
+        """The least time under the device's ceilings."""
+        return max(self._ceilings(traffic, flops)) / 1e3
+
+    def _ceilings(self, traffic: Traffic, flops: Flops) -> tuple[float, float]:
+        s = self.spec
+        work = flops.tensor_core / s.half_flops_per_ns + flops.arithmetic / s.float_flops_per_ns
+        return traffic.total / s.bytes_per_ns, work
+
+    def _bound(self, traffic: Traffic, flops: Flops) -> str:
+        memory, work = self._ceilings(traffic, flops)
+        if self.spec.launch_ns > max(memory, work):
+            return "launch"
+        return "memory" if memory >= work else "compute"
+
+    def _members(self, number: int) -> tuple[Member, ...]:
+        parts: dict[int, list[Node]] = {}
+        stored = {n for g in self.compiled.launches[number].groups for n in g.stored}
+        for n in self.evaluated[number]:
+            if n.op in _VALUELESS and n not in stored:
+                continue  # a zero that many share has the origin of whoever made it first
+            found = [self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx]
+            if found:
+                parts.setdefault(found[0], []).append(n)
+        return tuple(self._member(at, parts[at], self.home[at] == number) for at in sorted(parts))
+
+    def _member(self, at: int, nodes: list[Node], counted: bool) -> Member:
+        o = self.operators[at]
+        before = Traffic(o.bytes_read, o.bytes_written) if counted else Traffic()
+        flops = sum((flops_of(n, self.spec, self.size) for n in nodes), Flops())
+        ops = [n.op for n in nodes if n.op not in _PLUMBING]
+        aten = o.aten
+        return Member(
+            name=o.call or aten.removeprefix("aten.").strip("_"),
+            aten=aten,
+            parts=tuple(dict.fromkeys(ops)) or tuple(dict.fromkeys(n.op for n in nodes)),
+            line=o.line,
+            module=o.module,
+            before=before,
+            flops=flops,
+            intensity_before=_per(flops.counted, before.total),
+            counted=counted,
+            backward=o.backward,
+            recomputed=o.recomputed,
+        )
+
+    # ---------------------------------------------------------------- what a kernel is
+    def _directions(self, launch: Launch) -> tuple[str, ...]:
+        """vertical: a member feeds another; input: members that do not feed each other read one tensor; horizontal: parts
+        that share nothing but the launch."""
+        found: set[str] = set()
+        for g in launch.groups:
+            inside = set(g.nodes)
+            real = [n for n in evaluated(self.reading, g) if n.op not in _PLUMBING]
+            if len(real) > 1 and any(
+                r.source in inside or r.source in self.reading.inline for n in real for r in n.reads
+            ):
+                found.add("vertical")
+            readers: dict[Node, int] = {}
+            for n in g.nodes:
+                for s in {r.source for r in self.reading.reads(n)} - inside:
+                    readers[s] = readers.get(s, 0) + 1
+            if len(_components(g, self.reading)) > 1 and any(k > 1 for k in readers.values()):
+                found.add("input")
+        if len(launch.groups) > 1:
+            found.add("horizontal")
+        return tuple(d for d in ("vertical", "horizontal", "input") if d in found)
+
+    def _mapping(self, launch: Launch) -> str:
+        nodes = [n for g in launch.groups for n in g.nodes]
+        partials = self.graph.partials
+        if any(n in partials or any(r.source in partials for r in self.reading.reads(n)) for n in nodes):
+            return "across blocks"
+        return "block" if any(n.reduces or n.kind == "scan" for n in nodes) else "thread"
+
+    def _intermediates(self, launch: Launch) -> tuple[Intermediate, ...]:
+        out = []
+        for g in launch.groups:
+            stored, shared = set(g.stored), _shared(g, self.reading)
+            for n in evaluated(self.reading, g):
+                if n.op in _PLUMBING and n not in stored:
+                    continue
+                lives = "memory" if n in stored else "tile" if n in shared else "register"
+                line = next((o.line for o in self.graph.origins.get(n, ()) if o.line), "")
+                out.append(Intermediate(f"{n.op}_{n.serial}", lives, self.nbytes(n), line))
+        return tuple(out)
+
+
+def evaluated(reading: Reading, g: Group) -> list[Node]:
+    """A group's members and the inline values that they are made of, in order."""
+    out = dict.fromkeys(g.nodes)
+    todo = list(g.nodes) if g.kind == "kernel" else []
+    while todo:
+        new = [r.source for r in todo.pop().reads if r.source in reading.inline and r.source not in out]
+        out |= dict.fromkeys(new)
+        todo += new
+    return sorted(out, key=lambda n: n.serial)
+
+
+def _shared(g: Group, reading: Reading) -> set[Node]:
+    """Values that a block's threads share: what reductions, scans and products read and give."""
+    out: set[Node] = set()
+    for n in evaluated(reading, g):
+        if n.reduces or n.kind == "scan":
+            out |= {n, *(r.source for r in n.reads)}
+    return out
+
+
+def _components(g: Group, reading: Reading) -> list[set[Node]]:
+    """Members connected by what they feed each other."""
+    found: list[set[Node]] = []
+    inside = set(g.nodes)
+    for n in g.nodes:
+        near = {n, *({r.source for r in reading.reads(n)} & inside)}
+        touching = [c for c in found if c & near]
+        found = [c for c in found if not c & near] + [near.union(*touching)]
+    return found
+
+
+def _traffic(g: Group) -> Traffic:
+    return Traffic(g.cost.bytes_read, g.cost.bytes_written, g.cost.cache_bytes) if g.cost is not None else Traffic()
+
+
+def _time(launch: Launch, spec: DeviceSpec) -> tuple[float, str]:
+    """Predicted microseconds of one launch of all its parts, and what most of it is."""
+    terms = {"launch": float(spec.launch_ns), "memory": 0.0, "compute": 0.0}
+    total = float(spec.launch_ns)
+    for g in launch.groups:
+        beyond = max(g.predicted_ns - spec.launch_ns, 0.0)
+        total += beyond
+        if g.cost is not None:
+            memory, work = g.cost.terms(spec)
+            terms["memory" if memory >= work else "compute"] += beyond
+    return total / 1e3, max(terms, key=lambda k: terms[k])
+
+
+def _lines(members: Sequence[Member]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(m.line for m in members if m.line))
+
+
+def _per(flops: float, nbytes: float) -> float | None:
+    return flops / nbytes if nbytes else None
+
+
+__all__ = ["GraphFacts", "Measured", "collect", "evaluated", "sum_totals"]

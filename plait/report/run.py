@@ -1,0 +1,283 @@
+"""explain: compile a program while watching, run it once, and report what was recorded.
+
+With a `target` nothing is built for this machine: every captured graph is planned for that device, its kernels are emitted and
+compiled for it where that needs no card, and the graph itself runs in eager.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from plait.api import backend_with
+from plait.compiler import Compiled, all_levels, compile_graph
+from plait.emit.triton import TritonSource, emit_triton
+from plait.errors import LowerFailed, PlaitError, UserError
+from plait.frontend.baseline import Operator, operators
+from plait.frontend.capture import user_line
+from plait.frontend.fx_import import import_fx
+from plait.options import Options
+from plait.plan.device import LIMITS, SPECS
+from plait.plan.layout import Layouts
+from plait.report.collect import Measured, collect
+from plait.report.facts import Fallback, GraphFacts, Resources, Totals, sum_totals
+from plait.report.report import Report
+from plait.runtime import report
+from plait.runtime.binary import Usage, usage_of, usages_for
+from plait.runtime.build import CppSources, build_cpp, f8_saturates
+from plait.runtime.link import link
+from plait.runtime.tune import Tuned
+
+_NO_LIMIT = 1 << 20
+
+
+@dataclass
+class _Seen:
+    """A graph on its way through the compiler."""
+
+    record: report.CompileRecord
+    operators: tuple[Operator, ...]
+    line: str
+    measured: dict[str, Measured] = field(default_factory=dict)
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    train: bool = False,
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Compile `fn(*args)`, run it once, and report what was fused, what was not and why, and what that costs.
+
+    `train`: with its backward (from the sum of its results). `target`: plan and compile for a device that need not be here:
+    h100, h200, a100, l40s, b200 or cpu; times are predictions then. `options`: as for plait.compile. Raises UserError where the
+    program itself raises."""
+    return explain_calls(fn, [args], train=train, target=target, options=options)
+
+
+def explain_calls(
+    fn: Callable[..., Any],
+    calls: Sequence[Sequence[Any]],
+    *,
+    train: bool = False,
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> Report:
+    """explain for several calls, one after another: a call of other shapes may be compiled anew. `name`: of the program."""
+    if target is not None and target not in SPECS:
+        raise UserError(f"there is no target {target!r}", hint=f"targets: {', '.join(SPECS)}")
+    watch = _Watch(Options.make(None, options), target)
+    broke = dict(torch._dynamo.utils.counters["graph_break"])
+    run = watch.compiled(fn)
+    # each report compiles anew, whatever was compiled of this code before
+    with torch._dynamo.config.patch(recompile_limit=_NO_LIMIT, accumulated_recompile_limit=_NO_LIMIT):
+        for args in calls:
+            _watched_call(fn, run, _with_gradients(fn, args) if train else args, train)
+    after = torch._dynamo.utils.counters["graph_break"]
+    graphs = tuple(watch.facts(s) for s in watch.seen)
+    return Report(
+        program=name or _name(fn),
+        target=target or watch.device(),
+        predicted=target is not None,
+        train=train,
+        graphs=graphs,
+        totals=sum_totals([g.totals for g in graphs]),
+        breaks=tuple(_one_line(why) for why, n in after.items() if n > broke.get(why, 0)),
+    )
+
+
+def _watched_call(fn: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
+    """Run the compiled program; where it raises, eager says whose fault it is."""
+    try:
+        _call(run, args, train)
+    except PlaitError:
+        raise
+    except Exception:  # Dynamo wraps what a program raises
+        _raise_if_eager_does(fn, args, train)
+        raise
+
+
+def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
+    with nullcontext() if train else torch.no_grad():
+        out = fn(*args)
+        if train:
+            wanted = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+            if not wanted:
+                raise UserError("no result of the program has a gradient", hint="explain it without train")
+            torch.stack([t.float().sum() for t in wanted]).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _with_gradients(fn: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments, with gradients asked of all floats among them where neither they nor a module want any."""
+    tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+    if isinstance(fn, torch.nn.Module):
+        tensors += fn.parameters()
+    if any(t.requires_grad for t in tensors):
+        return tuple(args)
+    return tuple(
+        pytree.tree_map(
+            lambda t: (
+                t.detach().clone().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+            ),
+            list(args),
+        )
+    )
+
+
+def _raise_if_eager_does(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
+    try:
+        _call(fn, args, train)
+    except Exception as error:  # the program's own failure, whatever it is
+        words = f"{type(error).__name__}: {_one_line(str(error))}"
+        raise UserError(f"the program raises in eager: {words}", origin=_user_frame(error)) from error
+
+
+def _user_frame(error: Exception) -> str | None:
+    """The innermost line outside torch and plait."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not {"torch", "plait"} & set(Path(frame.filename).parts):
+            return f"{Path(frame.filename).name}:{frame.lineno} {frame.line or ''}".strip()
+    return None
+
+
+def _one_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", "") or type(fn).__name__)
+
+
+class _Watch:
+    """A backend that keeps what it compiled."""
+
+    def __init__(self, options: Options, target: str | None) -> None:
+        self.options, self.target = options, target
+        self.seen: list[_Seen] = []
+
+    def compiled(self, fn: Any) -> Callable[..., Any]:
+        """The program under this backend; of one that is compiled already, what was compiled."""
+        inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
+        made = torch.compile(inner, backend=lambda gm, inputs: backend_with(self.compile, self.options, gm, inputs))
+        assert callable(made)
+        return made
+
+    def compile(self, gm: Any, inputs: Sequence[Any], options: Options, *, kind: str) -> Callable[..., Any]:
+        seen = _Seen(report.current(), operators(gm, kind == "backward"), user_line(gm.graph))
+        self.seen.append(seen)
+        if self.target is None:
+            return compile_graph(gm, inputs, options, kind=kind)
+        return self.for_target(seen, gm, inputs, SPECS[self.target])
+
+    def for_target(self, seen: _Seen, gm: Any, inputs: Sequence[Any], spec: Any) -> Callable[..., Any]:
+        """Plan for a device and compile what its kernels are there; what runs is the graph as it is."""
+        graph = import_fx(gm, inputs, numerics=self.options.numerics, rng=self.options.rng)
+        compiled = all_levels(graph, spec, self.options)
+        report.compiled(compiled)
+        script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
+        seen.record.details["script"] = script
+        seen.measured = _on_cpu(compiled, self.options) if spec.kind == "cpu" else _on_card(compiled)
+        forward: Callable[..., Any] = gm.forward
+        return forward
+
+    def device(self) -> str:
+        """The DeviceSpec that graphs were planned for."""
+        names = [c.spec.name for s in self.seen if (c := s.record.details.get("compiled")) is not None]
+        return names[0] if names else "cpu"
+
+    def facts(self, seen: _Seen) -> GraphFacts:
+        """What became of one graph."""
+        record = seen.record
+        fallbacks = tuple(Fallback(f.scope, f.op, f.reason, f.line) for f in record.fallbacks)
+        compiled: Compiled | None = record.details.get("compiled")
+        kernels: Any = ()
+        refusals: Any = ()
+        totals = Totals(operators=len(seen.operators), fallbacks=len(fallbacks))
+        if compiled is not None and record.status == "compiled":
+            measured = seen.measured or _measured(compiled, record)
+            kernels, refusals, totals = collect(compiled, record.details["script"], seen.operators, measured)
+            totals = replace(totals, fallbacks=len(fallbacks))
+        return GraphFacts(
+            name=record.name,
+            kind=record.kind,
+            status=record.status,
+            line=seen.line,
+            kernels=kernels,
+            refusals=refusals,
+            fallbacks=fallbacks,
+            totals=totals,
+            compile_seconds=record.total_seconds,
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- binaries
+def _on_card(compiled: Compiled) -> dict[str, Measured]:
+    """Kernels compiled for a card that need not be here."""
+    limits = LIMITS[compiled.spec.name]
+    out: dict[str, Measured] = {}
+    sources: dict[str, TritonSource] = {}
+    for launch in compiled.launches:
+        if launch.parts:
+            try:
+                sources[launch.name] = emit_triton(
+                    [p.program for p in launch.parts], launch.name, f8_saturates=f8_saturates()
+                )
+            except LowerFailed as failed:
+                out[launch.name] = Measured(failure=failed.message)
+    for name, usage in zip(sources, usages_for(list(sources.values()), limits.arch), strict=True):
+        if isinstance(usage, str):
+            out[name] = Measured(failure=usage)
+        else:
+            out[name] = Measured(_resources(usage, compiled.spec.name))
+    return out
+
+
+def _on_cpu(compiled: Compiled, options: Options) -> dict[str, Measured]:
+    """Whether the C++ of each kernel compiles; there are no resources to read."""
+    from plait.emit.cpp import CppKernel
+    from plait.errors import BuildFailed
+    from plait.runtime.cache import cache_for
+
+    launches = [launch for launch in compiled.launches if launch.parts]
+    texts = CppSources([CppKernel(x.name, tuple(p.program for p in x.parts)) for x in launches])
+    built = build_cpp(texts, cache_for(options), options.threads)
+    return {
+        x.name: Measured(failure=b.message) for x, b in zip(launches, built, strict=True) if isinstance(b, BuildFailed)
+    }
+
+
+def _measured(compiled: Compiled, record: report.CompileRecord) -> dict[str, Measured]:
+    """What the built kernels are known to take, and which of their schedules were timed."""
+    alive = record.details.get("executable")
+    executable = alive() if alive is not None else None
+    if executable is None:
+        return {}
+    out: dict[str, Measured] = {}
+    failures = {f.op: f.reason for f in record.fallbacks if f.scope == "group"}
+    for launch in compiled.launches:
+        if not launch.parts:
+            continue
+        kernel: Any = executable.kernels[launch.kernel]
+        times: dict[str, float] = {}
+        chosen = ""
+        if isinstance(kernel, Tuned):
+            times, at = dict(kernel.times_ms), kernel.choice or 0
+            kernel, chosen = kernel.variants[at], kernel.names[at]
+        binary = getattr(kernel, "binary", None)
+        known = _resources(usage_of(binary), compiled.spec.name) if binary is not None else None
+        out[launch.name] = Measured(known, times, chosen, failures.get(launch.name, ""))
+    return out
+
+
+def _resources(usage: Usage, device: str) -> Resources:
+    occupancy = LIMITS[device].occupancy(usage.warps, usage.registers, usage.shared)
+    return Resources(usage.registers, usage.spills, usage.shared, occupancy)

@@ -1,0 +1,108 @@
+"""Facts gathered for people: repeated layers as one row with a count, refusals of one kind as one entry, most costly first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from plait.report.facts import Facts, Flops, GraphFacts, Kernel, Refusal, Side, Traffic
+from plait.report.words import modules, place
+
+_MOST_NAMES = 6
+
+
+@dataclass
+class Row:
+    """Equal steps of a graph: repeated layers launch the same kernel on other tensors."""
+
+    first: Kernel
+    steps: list[Kernel] = field(default_factory=list)
+
+    @property
+    def us(self) -> float:
+        """Of all of them, measured where that is known, else predicted."""
+        return sum(time_us(k) for k in self.steps)
+
+    @property
+    def before(self) -> Traffic:
+        """Of all of them in eager."""
+        return sum((k.before for k in self.steps), Traffic())
+
+    @property
+    def after(self) -> Traffic:
+        """Of all of them."""
+        return sum((k.after for k in self.steps), Traffic())
+
+    @property
+    def flops(self) -> Flops:
+        """Of all of them."""
+        return sum((k.flops for k in self.steps), Flops())
+
+    @property
+    def operators(self) -> list[str]:
+        """Names of the first one's operators in the program's order; where they are many, those that weigh most."""
+        members = self.first.members
+        weight = {m.name: 0.0 for m in members}
+        for m in members:
+            weight[m.name] += max(m.before.total, m.flops.counted + m.flops.special)
+        kept = set(sorted(weight, key=lambda n: -weight[n])[:_MOST_NAMES])
+        rest = len(weight) - len(kept)
+        return [m.name for m in members if m.name in kept] + ([f"{rest} more"] if rest else [])
+
+
+def time_us(k: Kernel) -> float:
+    """Measured where that is known, else predicted."""
+    return k.measured_us if k.measured_us is not None else k.predicted_us or 0.0
+
+
+def rows(graph: GraphFacts) -> list[Row]:
+    """Steps by time, longest first."""
+    found: dict[object, Row] = {}
+    for k in graph.kernels:
+        # the aten names too: one line of a library may hold products of several kinds
+        key = (k.kind, re.sub(r"^k\d+_", "", k.name), k.lines, k.failure, tuple(sorted({m.name for m in k.members})))
+        found.setdefault(key, Row(k)).steps.append(k)
+    return sorted(found.values(), key=lambda r: (-r.us, r.first.number))
+
+
+@dataclass
+class Entry:
+    """Refusals of one kind: a call with its neighbours, or a pair, over repeated layers."""
+
+    first: Refusal
+    neighbours: list[str] = field(default_factory=list)
+    count: int = 0
+    nbytes: float = 0.0
+    call: str = ""
+
+
+def entries(graphs: Sequence[GraphFacts]) -> list[Entry]:
+    """Refusals, most bytes at stake first."""
+    found: dict[object, Entry] = {}
+    for g in graphs:
+        kinds = {k.number: k.kind for k in g.kernels}
+        for r in g.refusals:
+            call = next((s for s in (r.producer, r.consumer) if kinds.get(s.step) == "call"), None)
+            if call is not None:
+                # said of the call, whoever its neighbours are
+                other = r.consumer if call is r.producer else r.producer
+                entry = found.setdefault(("call", _side(call), call.op, g.kind), Entry(r, call=_side(call)))
+                entry.neighbours.append(other.name)
+            else:
+                key = (_side(r.producer), _side(r.consumer), r.reason, g.kind)
+                entry = found.setdefault(key, Entry(r))
+            entry.count += 1
+            entry.nbytes += r.bytes_at_stake
+    return sorted(found.values(), key=lambda e: (-e.nbytes, e.first.producer.line, e.first.consumer.line))
+
+
+def _side(side: Side) -> str:
+    module = modules([side.module])
+    return side.name + (f" at {place(side.line)}" if side.line else "") + (f" in {module}" if module else "")
+
+
+def saved(facts: Facts) -> float | None:
+    """How many times less traffic than eager."""
+    after = facts.totals.after.total
+    return facts.totals.before.total / after if after else None

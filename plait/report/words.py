@@ -1,0 +1,89 @@
+"""Numbers and names as people read them: bytes with a unit, microseconds, lines of the user's files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+)$")
+
+
+def figure(value: float) -> str:
+    """Three significant digits, no exponent."""
+    if value == 0 or value != value:
+        return "0" if value == 0 else "nan"
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def bytes_text(value: float) -> str:
+    """1.50 MB (a MB is a million bytes)."""
+    for unit in _UNITS:
+        if value < 1000 or unit == _UNITS[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{figure(value)} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def us_text(value: float | None) -> str:
+    """Microseconds; a dash for what is not known."""
+    return "-" if value is None else figure(value)
+
+
+def intensity_text(value: float | None) -> str:
+    """Flops a byte: 0.083."""
+    return "-" if value is None else f"{value:.3f}" if value < 10 else figure(value)
+
+
+def place(line: str) -> str:
+    """ "file.py:12" of "file.py:12 y = x + 1"."""
+    return line.split(" ", 1)[0]
+
+
+def places(lines: Iterable[str], most: int = 6) -> str:
+    """model.py:12,14-16: the places of several lines, by file, in order of the files; `most` ranges of them."""
+    found: dict[str, set[int]] = {}
+    for line in lines:
+        m = _PLACE.match(place(line))
+        if m is not None:
+            found.setdefault(m["file"], set()).add(int(m["line"]))
+    out: list[str] = []
+    left = most
+    for file, numbers in found.items():
+        ranges = _ranges(sorted(numbers))[: max(left, 0)]
+        left -= len(_ranges(sorted(numbers)))
+        if ranges:
+            out.append(f"{file}:{','.join(ranges)}")
+    return ", ".join(out) + (", ..." if left < 0 else "")
+
+
+def modules(paths: Iterable[str]) -> str:
+    """blocks.*.attn: module paths with the numbers of repeated layers left out, each once."""
+    return ", ".join(dict.fromkeys(re.sub(r"(?<=[.\[])\d+|^\d+", "*", p) for p in paths if p))
+
+
+def _ranges(numbers: list[int]) -> list[str]:
+    out: list[tuple[int, int]] = []
+    for n in numbers:
+        if out and n == out[-1][1] + 1:
+            out[-1] = (out[-1][0], n)
+        else:
+            out.append((n, n))
+    return [str(a) if a == b else f"{a}-{b}" for a, b in out]
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """1 kernel, 2 kernels."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """a, b, c ×2 and 3 more: names in order, repetitions counted."""
+    found: dict[str, int] = {}
+    for n in names:
+        found[n] = found.get(n, 0) + 1
+    words = [n if k == 1 else f"{n} x{k}" for n, k in found.items()]
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

@@ -1,0 +1,108 @@
+"""The work of `plait explain`: load a program file, explain what it makes, and print or write the report.
+
+The file defines make(), which returns (fn, args): the arguments of one call, or a list of tuples, each the arguments of one. Whatever is wrong with the file or the program is
+one clear line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.errors import UserError
+
+_PROGRAM = "plait_explained_program"
+
+
+def run(
+    file: str,
+    *,
+    train: bool,
+    target: str | None,
+    json_path: str | None,
+    top: int,
+    detail: bool | None,
+    options: Mapping[str, Any],
+    debug: bool = False,
+) -> int:
+    """Explain a file; the exit code."""
+    fn, calls = load(file)
+    from plait.report.run import explain_calls
+
+    with warnings.catch_warnings(), _quiet(not debug):
+        warnings.simplefilter("ignore")  # what runs in eager is in the report
+        given = dict(options) or None
+        report = explain_calls(fn, calls, train=train, target=target, options=given, name=Path(file).name)
+    if json_path == "-":
+        print(report.to_json())
+        return 0
+    if json_path is not None:
+        try:
+            report.to_json(json_path)
+        except OSError as error:
+            raise UserError(f"cannot write {json_path}: {error.strerror}") from error
+    print(report.text(top=top, detail=detail, color=sys.stdout.isatty()), end="")
+    return 0
+
+
+@contextlib.contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    """Without torch's own tracebacks of a program that raises: the error says what is wrong."""
+    if quiet:
+        logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def load(file: str) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+    """fn and its calls, of a program file. Raises UserError in one line."""
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(_PROGRAM, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_PROGRAM] = module  # dataclasses and the like look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file does
+        raise UserError(f"{file} cannot be loaded: {_said(error, file)}") from error
+    make = getattr(module, "make", None)
+    if not callable(make):
+        raise UserError(f"{file} defines no make()", hint="def make(): return fn, [args, ...]")
+    try:
+        made = make()
+    except Exception as error:  # whatever the file does
+        raise UserError(f"make() of {file} raises {_said(error, file)}") from error
+    if (
+        not isinstance(made, tuple | list)
+        or len(made) != 2
+        or not callable(made[0])
+        or not isinstance(made[1], tuple | list)
+    ):
+        raise UserError(f"make() of {file} does not return (fn, args)", hint="def make(): return fn, [args, ...]")
+    fn, args = made
+    if args and isinstance(args, list) and all(isinstance(a, tuple) for a in args):
+        return fn, args  # several calls
+    return fn, [tuple(args)]
+
+
+def _said(error: Exception, file: str) -> str:
+    """The error in one line, with the file's line where it came from."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(Path(file)) or f.filename == file
+    ]
+    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
+    words = str(error).strip().splitlines()
+    where = f" (line {line})" if line else ""
+    return f"{type(error).__name__}{': ' + words[0] if words else ''}{where}"

@@ -1,0 +1,56 @@
+"""explain for cards that are not here: resources read off real binaries of every architecture, failures said of their kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import plait
+from plait.plan.device import LIMITS, SPECS
+from plait.runtime import binary
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1) * 2
+
+
+@pytest.mark.parametrize("target", [t for t, s in SPECS.items() if s.kind == "cuda"])
+def test_resources_of_every_target(target: str) -> None:
+    report = plait.explain(_norm, torch.randn(512, 1024), target=target)
+    (kernel,) = report.graphs[0].kernels
+    assert kernel.failure == "" and kernel.resources is not None
+    assert 8 < kernel.resources.registers <= 255 and kernel.resources.spills == 0
+    assert 0 < kernel.resources.occupancy <= 1
+    assert report.predicted and report.target == target and kernel.measured_us is None
+    assert f"on {target} (predicted, nothing ran there)" in str(report)
+    assert f"{kernel.resources.registers} registers" in " ".join(str(report).split())
+
+
+def test_a_kernel_that_does_not_compile_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(source: object, arch: int) -> None:
+        raise RuntimeError("first line\nPassManager::run failed")
+
+    monkeypatch.setattr(binary, "cross_compile", broken)
+    report = plait.explain(_norm, torch.randn(512, 1024), target="a100")
+    (kernel,) = report.graphs[0].kernels
+    assert kernel.failure == "RuntimeError: PassManager::run failed" and kernel.resources is None
+    assert "does not compile: RuntimeError: PassManager::run failed" in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize(
+    "warps, registers, shared, expected",
+    [
+        (4, 32, 0, 1.0),  # warps alone
+        (4, 64, 0, 0.5),  # 65536 registers hold 8 blocks of 128 threads
+        (8, 255, 0, 0.125),  # one block of 256 threads
+        (4, 40, 0, 0.75),  # 40 registers a thread are 1280 a warp: 12 blocks
+        (4, 16, 100 << 10, 2 * 128 / 2048),  # two blocks of shared memory
+        (8, 128, 230 << 10, 0.0),  # more than there is
+    ],
+)
+def test_occupancy(warps: int, registers: int, shared: int, expected: float) -> None:
+    assert LIMITS["h100"].occupancy(warps, registers, shared) == pytest.approx(expected)
+
+
+def test_every_cuda_target_has_limits() -> None:
+    assert set(LIMITS) == {name for name, s in SPECS.items() if s.kind == "cuda"}

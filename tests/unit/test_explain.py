@@ -1,0 +1,346 @@
+"""plait.explain: published intensities, the page and the JSON, refusals with the user's lines, and assertions' messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import plait
+from plait.errors import UserError
+from plait.report import facts as F
+from plait.report.checks import nbytes
+from plait.report.json_form import SCHEMA_FILE
+from plait.report.report import Report
+from plait.tools.cli import main
+
+
+def _l2(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a = x * x
+    b = y * y
+    c = a + b
+    return torch.sqrt(c)
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    rows = x.sum(1)
+    return x - rows  # read along the columns
+
+
+def _norm_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.layer_norm(x, (64,))
+    y = torch.cumsum(y @ w, 1)
+    return torch.special.bessel_j0(torch.tanh(y) + 1.0)
+
+
+def _two(n: int = 1000) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(n, n), torch.randn(n, n)
+
+
+@pytest.fixture(scope="module")
+def l2() -> Report:
+    return plait.explain(_l2, *_two(), target="cpu")
+
+
+@pytest.fixture(scope="module")
+def turned() -> Report:
+    return plait.explain(_turned, torch.randn(64, 64), target="cpu")
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Report:
+    return plait.explain(_norm_linear, torch.randn(128, 64), torch.randn(64, 64), target="cpu")
+
+
+@pytest.fixture(scope="module")
+def trained() -> Report:
+    return plait.explain(_norm_linear_grad, torch.randn(128, 64), torch.randn(64, 64), train=True)
+
+
+def _norm_linear_grad(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.nn.functional.layer_norm(x, (64,)) @ w, -1).pow(2).sum()
+
+
+# ------------------------------------------------------------------------------------------------------- intensities
+def test_four_kernel_l2_norm_has_its_published_intensities(l2: Report) -> None:
+    (kernel,) = l2.graphs[0].kernels
+    add = next(m for m in kernel.members if m.name == "add")
+    n = 1000 * 1000
+    assert (add.flops.counted, add.before.read, add.before.written) == (n, 8 * n, 4 * n)
+    assert add.intensity_before == pytest.approx(1 / 12)  # 0.083: one flop, twelve bytes
+    assert kernel.flops == F.Flops(arithmetic=3 * n, special=n)  # the root is counted apart
+    assert (kernel.after.read, kernel.after.written) == (8 * n, 4 * n)
+    assert kernel.intensity_after == pytest.approx(3 / 12)
+    assert kernel.before.total == (8 + 8 + 12 + 8) * n
+    assert [m.name for m in kernel.members] == ["mul", "mul", "add", "sqrt"]
+    assert {v.lives for v in kernel.intermediates} == {"register", "memory"}
+    assert (kernel.directions, kernel.mapping, l2.totals.launches, l2.totals.operators) == (
+        ("vertical",),
+        "thread",
+        1,
+        4,
+    )
+
+
+def test_tensor_cores_special_functions_and_sums_are_counted_apart() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x).sum(-1, keepdim=True) * (x @ w)
+
+    x, w = torch.randn(256, 512, dtype=torch.bfloat16), torch.randn(512, 128, dtype=torch.bfloat16)
+    t = plait.explain(fn, x, w, target="h100").totals.flops
+    assert t.tensor_core == 2 * 256 * 512 * 128
+    assert t.special == 256 * 512
+    assert 256 * 512 <= t.arithmetic <= 256 * 512 + 2 * 256 * 128
+    on_cpu = plait.explain(fn, x, w, target="cpu").totals.flops
+    assert on_cpu.tensor_core == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- pages
+_PAGE = """\
+_l2 on cpu (predicted, nothing ran there)
+eager  4 operators, 36.0 MB
+plait  1 kernel + 0 ATen calls, 12.0 MB (3.00x less), 926 us predicted
+memory 4.00 MB at most beside inputs of 8.00 MB
+
+Not fused: nothing
+
+graph0 (inference) from test_explain.py:26
+#  step, by time                            us bound  bytes alone   fused flop/B fused
+0  mul x2, add, sqrt                       926 memory     36.0 MB 12.0 MB  0.083 0.250
+   test_explain.py:26-29; vertical, thread
+
+  k0_add_sqrt: 3.00 M arithmetic, 1.00 M special functions; roofline 923 us
+  operator the user's line                          flops special bytes alone flop/B
+  mul      test_explain.py:26 a = x * x            1.00 M       0     8.00 MB  0.125
+  mul      test_explain.py:27 b = y * y            1.00 M       0     8.00 MB  0.125
+  add      test_explain.py:28 c = a + b            1.00 M       0     12.0 MB  0.083
+  sqrt     test_explain.py:29 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
+  values: in registers mul_2, mul_3, add_4; in memory sqrt_5
+"""
+
+
+def _page(report: Report, **how: Any) -> str:
+    return re.sub(r"graph\d+", "graph0", report.text(**how))
+
+
+def test_page_of_a_small_program(l2: Report) -> None:
+    assert _page(l2) == _PAGE
+
+
+@pytest.mark.parametrize("name", ["l2", "turned", "mixed", "trained"])
+def test_pages_fit_a_hundred_columns(name: str, request: pytest.FixtureRequest) -> None:
+    report: Report = request.getfixturevalue(name)
+    for detail in (True, False, None):
+        assert max(map(len, report.text(detail=detail, top=0).splitlines())) <= 100
+    assert "\x1b" not in str(report)
+    assert "\x1b" in report.text(color=True)
+
+
+def test_refusals_come_first_and_name_the_users_lines(turned: Report) -> None:
+    page = str(turned)
+    assert page.index("Not fused") < page.index("(inference)")
+    line = _turned.__code__.co_firstlineno
+    (r,) = turned.graphs[0].refusals
+    assert r.reason == "axes do not align"
+    assert r.producer.line.startswith(f"test_explain.py:{line + 1} rows = x.sum(1)")
+    assert r.consumer.line.startswith(f"test_explain.py:{line + 2} return x - rows")
+    assert f"sum at test_explain.py:{line + 1} and sub at test_explain.py:{line + 2}" in " ".join(page.split())
+    assert "to change it: index both operators by the same axes" in " ".join(page.split())
+
+
+def test_calls_say_why_they_are_calls(mixed: Report) -> None:
+    calls = {k.name: k.why for k in mixed.graphs[0].kernels if k.kind == "call"}
+    assert set(calls) == {"aten.mm.default", "aten.special_bessel_j0.default"}
+    assert "stays the library's product" in calls["aten.mm.default"]
+    assert "runs in ATen" in calls["aten.special_bessel_j0.default"]
+
+
+def test_graphs_are_sections_of_their_own(trained: Report) -> None:
+    assert [g.kind for g in trained.graphs] == ["forward", "backward"]
+    members = {m.name for k in trained.graphs[1].kernels for m in k.members if m.backward}
+    assert {"softmax", "layer_norm"} <= members
+    assert trained.totals.peak_bytes == max(g.totals.peak_bytes for g in trained.graphs) > 0
+
+
+def test_what_the_backward_forms_again_is_not_eagers_work(trained: Report) -> None:
+    again = [m for g in trained.graphs for k in g.kernels for m in k.members if m.recomputed]
+    assert all(m.before.total == 0 for m in again)
+    forward, backward = (g.totals.operators for g in trained.graphs)
+    assert (forward, backward) == (5, 6)  # norm, product, softmax, power, sum; and their gradients
+
+
+# --------------------------------------------------------------------------------------------------------------- JSON
+def _schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(SCHEMA_FILE.read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", ["l2", "turned", "mixed", "trained"])
+def test_json_keeps_its_schema(name: str, request: pytest.FixtureRequest) -> None:
+    report: Report = request.getfixturevalue(name)
+    jsonschema.validate(json.loads(report.to_json()), _schema(), cls=jsonschema.Draft202012Validator)
+
+
+def test_schema_has_every_field_and_refuses_others(l2: Report) -> None:
+    schema = _schema()
+    derived = {"Traffic": {"total"}, "Flops": {"counted"}, "Totals": {"launches"}}
+    for name, defn in schema["$defs"].items():
+        assert set(defn["properties"]) == {f.name for f in fields(getattr(F, name))} | derived.get(name, set()), name
+    assert set(schema["properties"]) == {"schema", *(f.name for f in fields(F.Facts))}
+    wrong = json.loads(l2.to_json())
+    wrong["graphs"][0]["kernels"][0]["bound"] = "luck"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
+
+
+# --------------------------------------------------------------------------------------------------------- assertions
+def test_assertions_that_hold(l2: Report, turned: Report) -> None:
+    l2.assert_fused("mul", "sqrt")
+    l2.assert_fused("aten.add", f"test_explain.py:{_l2.__code__.co_firstlineno + 4}")
+    l2.assert_kernels(at_most=1)
+    l2.assert_no_fallback()
+    l2.assert_traffic(at_most="12 MB")
+    turned.assert_not_fused("sum", "sub")
+
+
+def test_assertions_that_fail_say_why(l2: Report, turned: Report, mixed: Report) -> None:
+    line = _turned.__code__.co_firstlineno
+    with pytest.raises(AssertionError) as e:
+        turned.assert_fused("sum", "sub")
+    for words in (
+        "not fused: sum, sub",
+        "axes do not align",
+        f"test_explain.py:{line + 2} return x - rows",
+        "to change",
+    ):
+        assert words in str(e.value)
+    with pytest.raises(AssertionError, match=r"not fused: layer_norm, matmul(.|\n)*stays the library's product"):
+        mixed.assert_fused("layer_norm", "matmul")
+    with pytest.raises(AssertionError, match=r"fused: mul, sqrt\n.*step 0 k0_add_sqrt at test_explain.py"):
+        l2.assert_not_fused("mul", "sqrt")
+    with pytest.raises(AssertionError, match=r"2 launches .*at most 1 expected(.|\n)*not fused: sum at test_explain"):
+        turned.assert_kernels(at_most=1)
+    with pytest.raises(AssertionError, match=r"12.0 MB of traffic, at most 1.00 MB expected"):
+        l2.assert_traffic(at_most="1 MB")
+    with pytest.raises(AssertionError, match=r"nothing here is called 'sqrd'; there is sqrt"):
+        l2.assert_fused("sqrd", "mul")
+    with pytest.raises(TypeError):
+        l2.assert_fused("mul")
+
+
+def test_neighbours_of_neighbours_are_told_apart(mixed: Report) -> None:
+    with pytest.raises(AssertionError, match=r"they are no neighbours"):
+        mixed.assert_fused("layer_norm", "tanh")
+
+
+def test_a_fallback_is_seen() -> None:
+    report = plait.explain(_l2, *_two(8), options={"backend": "eval"})
+    assert report.totals.fallbacks
+    with pytest.raises(AssertionError, match=r"reference evaluation"):
+        report.assert_no_fallback()
+    assert "in eager" in str(report)
+
+
+def test_module_paths_are_names() -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(32), torch.nn.Sequential(torch.nn.GELU(), torch.nn.Softmax(-1)))
+    report = plait.explain(model, torch.randn(64, 32), target="cpu")
+    report.assert_fused("0", "1.0")
+    report.assert_fused("layer_norm", "1")
+
+
+@pytest.mark.parametrize("given, expected", [(12, 12), ("64 MB", 64e6), ("1.5KiB", 1536), ("7", 7)])
+def test_bytes_as_text(given: float | str, expected: float) -> None:
+    assert nbytes(given) == expected
+
+
+def test_nonsense_is_no_number_of_bytes() -> None:
+    with pytest.raises(ValueError, match="12 parsecs"):
+        nbytes("12 parsecs")
+
+
+# ----------------------------------------------------------------------------------------------------------- programs
+def test_repeated_explanations_do_not_run_into_a_limit() -> None:
+    for _ in range(12):
+        assert len(plait.explain(_l2, *_two(8), target="cpu").graphs) == 1
+
+
+def test_a_target_leaves_results_alone() -> None:
+    seen = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        seen.append(y)
+        return y + 1
+
+    x = torch.ones(4)
+    report = plait.explain(fn, x, target="cpu")
+    assert len(report.graphs) == 2 and report.breaks
+    assert torch.equal(seen[0], x * 2)
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(UserError, match="tpu"):
+        plait.explain(_l2, *_two(8), target="tpu")
+
+
+def _explain(path: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["explain", str(path), *words])
+
+
+_FILE = """
+import torch
+def make():
+    def fn(x):
+        return torch.softmax(x, -1) * 2
+    return fn, [(torch.randn(8, 16),), (torch.randn(8, 32),)]
+"""
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "there is no file"),
+        ("x = 1", "defines no make()"),
+        ("def make(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError: division by zero (line 1)"),
+        ("def make(): return 1", "does not return (fn, args)"),
+        ("def make():\n    raise KeyError('a')", "raises KeyError: 'a' (line 2)"),
+        (
+            "import torch\ndef make(): return torch.mm, [torch.ones(2, 3), torch.ones(2, 3)]",
+            "raises in eager: RuntimeError",
+        ),
+        (
+            "import torch\ndef make():\n def f(x):\n  return x[9]\n return f, [torch.ones(2)]",
+            "program.py:4 return x[9]",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_a_line(text: str | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    if text is not None:
+        path.write_text(text)
+    done = _explain(path)
+    assert done.exit_code == 2
+    assert says in done.output
+    assert "Traceback" not in done.output and len(done.output.strip().splitlines()) <= 2
+    assert isinstance(_explain(path, "--debug").exception, UserError)
+
+
+def test_the_command_prints_a_page_or_json(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(_FILE)
+    told = json.loads(_explain(path, "--json", "-").stdout)
+    jsonschema.validate(told, _schema())
+    assert len(told["graphs"]) == 2  # a call of another shape is compiled anew
+    out = tmp_path / "report.json"
+    done = _explain(path, "--target", "cpu", "--json", str(out))
+    assert done.exit_code == 0 and "program.py on cpu" in done.output, done.output
+    assert json.loads(out.read_text())["program"] == "program.py"
