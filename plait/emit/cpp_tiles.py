@@ -13,6 +13,7 @@ from plait.emit.cpp_frame import items, part_frame
 from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_dot import DotEmitter, Shape, direct_loads, shape_of
 from plait.emit.cpp_tiles_mask import Masks
+from plait.emit.cpp_tiles_once import reduced_at_once, without_carrying
 from plait.emit.cpp_tiles_plan import Run, Step, Tiles, prepare, steps
 from plait.emit.cpp_tiles_run import RunEmitter
 from plait.emit.cpp_tiles_store import Place, Store
@@ -35,10 +36,12 @@ def is_tiled(program: TileProgram) -> bool:
 
 def emit_tiled_part(out: Writer, name: str, number: int, program: TileProgram) -> None:
     """Write a part's functions."""
-    program = prepare(program)
+    sizes = Tiles(program, ())
+    once = reduced_at_once(program, sizes.whole)
+    program = prepare(without_carrying(program, once))
     scope = Scope(program, None)
     body = Writer()
-    part = _Part(scope, body)
+    part = _Part(scope, body, once)
     grid = [i for i, d in enumerate(program.dims) if d.role == "grid"]
     if any(b.role == "scratch" for b in program.buffers) and part.tiles.of(tuple(grid)):
         raise LowerFailed("a C++ kernel with tiles of grid dims has no scratch buffers")
@@ -60,14 +63,14 @@ def emit_tiled_part(out: Writer, name: str, number: int, program: TileProgram) -
 class _Part:
     """Walks a part's body."""
 
-    def __init__(self, scope: Scope, out: Writer) -> None:
+    def __init__(self, scope: Scope, out: Writer, once: frozenset[int]) -> None:
         self.scope, self.out, self.program = scope, out, scope.program
         self.tiles = Tiles(self.program, scope.dims)
         self.store = Store(scope, self.tiles)
         self.direct = direct_loads(self.program, self.tiles, scope.spans)
         self.dots = DotEmitter(scope, self.tiles, self.store, self.direct)
         self.runs = RunEmitter(scope, self.tiles, self.store, self.direct, out)
-        self.sums = ReduceEmitter(scope, self.tiles, self.store, out)
+        self.sums = ReduceEmitter(scope, self.tiles, self.store, out, once)
         self.masks = Masks(scope, self.tiles)
         self.shapes: dict[int, Shape] = {}
         self.carried: dict[int, list[Reduce]] = {}  # id of a Sweep -> reductions that begin and end with it
@@ -76,6 +79,7 @@ class _Part:
             if isinstance(s, Dot):
                 self.shapes[s.out] = shape_of(s, self.tiles, scope.spans)
                 self.store.orders[s.out] = self.shapes[s.out].order
+                self.sums.note(s, bool(set(self.shapes[s.out].outer) & set(s.dims)))
             if isinstance(s, Let | Load) and not self.tiles.of(s.span):
                 self.store.places[s.out] = Place(scope.locals[s.out], "", (), ())
 
@@ -160,4 +164,4 @@ class _Part:
         with self.out.block("{", "}"):
             self.out.lines(*self.dots.corner(shape))
             with self.runs.loops(shape.outer):
-                self.out.line(self.dots.call(s, shape))
+                self.out.line(self.dots.call(s, shape, not self.sums.is_set(s)))

@@ -11,6 +11,7 @@ from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Run, Tiles
 from plait.emit.cpp_tiles_store import Store
 from plait.emit.writer import Writer
+from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.program import Dot, Let, Load, Reduce, Stmt, operands
 
@@ -69,11 +70,13 @@ class RunEmitter:
                 self.open(stack, d)
             yield
 
-    def open(self, stack: ExitStack, d: int) -> None:
-        """One loop."""
+    def open(self, stack: ExitStack, d: int, padded: bool = False) -> None:
+        """One loop, over whole vectors of points if `padded`."""
         name = self.scope.dims[d]
-        at = f"{name}_at"
-        stack.enter_context(self.out.block(f"for (int64_t {at} = 0; {at} < {self.tiles.count(d)}; ++{at}) {{", "}"))
+        at, count = f"{name}_at", self.tiles.count(d)
+        if padded:
+            count = f"plait::whole_vectors({count})"
+        stack.enter_context(self.out.block(f"for (int64_t {at} = 0; {at} < {count}; ++{at}) {{", "}"))
         self.out.line(f"[[maybe_unused]] const int64_t {name} = {name}_lo + {at};")
 
     def emit(self, run: Run) -> None:
@@ -104,17 +107,38 @@ class RunEmitter:
         wanted = [k for k in dict.fromkeys(k for s in run for k in self._fetched(s)) if k not in made]
         with ExitStack() as stack:
             bound: set[int] = set()
+            padded = self._is_padded(run, dims[-1], wanted) and not lines.flags
             for depth, d in enumerate(dims):
                 if depth == len(dims) - 1:
                     reduction = f" reduction(|:{', '.join(lines.flags)})" if lines.flags else ""
                     self.out.line(f"#pragma omp simd{reduction}")
-                self.open(stack, d)
+                self.open(stack, d, padded and depth == len(dims) - 1)
                 bound.add(d)
                 for k in [k for k in wanted if set(self._dims(k)) <= bound]:
                     wanted.remove(k)
                     self._fetch(k)
             self.out.lines(*body)
         self.out.lines(*(f"if ({f}) plait::raise(fault, {f.removeprefix('fault_')});" for f in lines.flags))
+
+    def _is_padded(self, run: Run, inner: int, wanted: Sequence[int]) -> bool:
+        """Whether the innermost loop may run on to a whole number of vectors: it computes floats from nothing but arrays, and
+        all arrays have room there."""
+        types = {self.scope.types[s.out] for s in run if isinstance(s, Let)} | {self.scope.types[k] for k in wanted}
+        if not all(isinstance(s, Let) for s in run) or not all(t.is_float or t is DType.b1 for t in types):
+            return False
+        sources = {s.args[0] for s in run if isinstance(s, Let) and s.op in ("running", "before")} | set(wanted)
+        return all(self._is_dense(k, inner) for k in sources)
+
+    def _is_dense(self, k: int, inner: int) -> bool:
+        """Whether neighbours along a dim are neighbours in the array (or are one value) and whole vectors of them are there."""
+        if k in self.reductions:
+            r = self.reductions[k]
+            return r.linear is None and self._ends_with(self.store.accumulator(r).dims, inner)
+        return self._ends_with(self.store.places[k].dims, inner)
+
+    @staticmethod
+    def _ends_with(dims: tuple[int, ...], inner: int) -> bool:
+        return inner not in dims or dims[-1] == inner
 
     def _fetched(self, s: Stmt) -> list[int]:
         """Operands that lie in arrays; accumulators of open sweeps are read in place."""

@@ -9,18 +9,35 @@ from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Tiles
 from plait.emit.cpp_tiles_store import Place, Store
 from plait.emit.writer import Writer
-from plait.tile.program import Reduce
+from plait.tile.program import Dot, Reduce
 
 
 class ReduceEmitter:
     """Writes what Reduce statements do."""
 
-    def __init__(self, scope: Scope, tiles: Tiles, store: Store, out: Writer) -> None:
-        self.scope, self.tiles, self.store, self.out = scope, tiles, store, out
+    def __init__(self, scope: Scope, tiles: Tiles, store: Store, out: Writer, once: frozenset[int]) -> None:
+        self.scope, self.tiles, self.store, self.out, self.once = scope, tiles, store, out, once
+        self.repeated: set[int] = set()  # Dots that are several products at one point of the result
         self.reductions = {s.out: s for s in scope.program.walk() if isinstance(s, Reduce)}
+
+    def note(self, s: Dot, repeated: bool) -> None:
+        """Say of a Dot whether it takes several products."""
+        if repeated:
+            self.repeated.add(s.out)
+
+    def is_set(self, s: Reduce) -> bool:
+        """Whether one step gives the accumulator its value, so that it needs none before."""
+        if s.out not in self.once or not self.store.accumulator(s).dims or s.linear is not None:
+            return False
+        if isinstance(s, Dot):
+            return s.out not in self.repeated
+        dims = self.store.orders.get(s.arg, self.tiles.of(self.scope.spans[s.arg]))
+        return self.tiles.of(s.dims) == dims[-1:]
 
     def open(self, s: Reduce) -> None:
         """Give an accumulator its identity."""
+        if self.is_set(s):
+            return
         acc = self.store.accumulator(s)
         if acc.dims:
             self.out.line(f"plait::fill({acc.name}, {acc.elems()}, {self.store.identity(s)});")
@@ -82,8 +99,8 @@ class ReduceEmitter:
             if inner is None:
                 self.out.line(f"{combine} {arg.element(names)});")
             elif inner in s.dims:
-                row = arg.pointer(names, [inner])
-                self.out.line(f"{combine} plait::along<{rule}, {ctype}>({row}, {self.tiles.count(inner)}));")
+                row = f"plait::along<{rule}, {ctype}>({arg.pointer(names, [inner])}, {self.tiles.count(inner)})"
+                self.out.line(f"{total} = {row};" if self.is_set(s) else f"{combine} {row});")
             else:
                 # neighbouring points have accumulators of their own
                 self._loop(stack, inner, simd=True)

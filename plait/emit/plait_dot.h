@@ -34,6 +34,11 @@ template <class T>
 constexpr int64_t padded(int64_t n) {
     return (n + COLS<T> - 1) / COLS<T> * COLS<T>;
 }
+// Points of a loop over arrays whose last vector may be more than they hold. Rows of arrays are padded to twice that.
+constexpr int64_t whole_vectors(int64_t n) {
+    constexpr int64_t most = VECTOR / 4;
+    return (n + most - 1) / most * most;
+}
 constexpr int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 // Where in an arena the next array begins, after one of n elements.
 template <class T>
@@ -89,68 +94,125 @@ inline void fill(T* to, int64_t n, T value) {
     for (int64_t i = 0; i < n; ++i) to[i] = value;
 }
 
-// n neighbours combined by a rule, lanes in their own type and what comes of them in the Total type.
+// Rules on whole vectors: T is a number's type, V that of a vector of them.
+template <class T, class V>
+PLAIT_INLINE inline V combined(SumRule<T>, V a, V x) {
+    return a + x;
+}
+template <class T, class V>
+PLAIT_INLINE inline V combined(ProdRule<T>, V a, V x) {
+    return a * x;
+}
+template <class T, class V>
+PLAIT_INLINE inline V combined(MaxRule<T>, V a, V x) {
+    return (x > a) | (x != x) ? x : a;
+}
+template <class T, class V>
+PLAIT_INLINE inline V combined(MinRule<T>, V a, V x) {
+    return (x < a) | (x != x) ? x : a;
+}
+
+// All lanes of a vector combined, in halves.
+template <class Rule, class T, int BYTES>
+PLAIT_INLINE inline T folded(typename VectorOf<T, BYTES>::type x) {
+    if constexpr (BYTES == int(sizeof(T))) {
+        return x[0];
+    } else {
+        typename VectorOf<T, BYTES / 2>::type low, high;
+        __builtin_memcpy(&low, &x, BYTES / 2);
+        __builtin_memcpy(&high, reinterpret_cast<const char*>(&x) + BYTES / 2, BYTES / 2);
+        return folded<Rule, T, BYTES / 2>(combined(Rule{}, low, high));
+    }
+}
+
+// n neighbours combined by a rule, lanes in their own type and what comes of them in the Total type. They begin a row of an
+// array, so that the lanes up to the next whole vector can be read.
 template <template <class> class Rule, class Total, class T>
 inline Total along(const T* x, int64_t n) {
     Total total = Rule<Total>::identity();
-    int64_t begin = 0;
-    while (n - begin >= LANES) {
-        const int64_t end = lesser(n, begin + SETTLE);
-        T part[LANES];
-        for (int l = 0; l < LANES; ++l) part[l] = x[begin + l];
-        for (begin += LANES; begin + LANES <= end; begin += LANES)
-#pragma omp simd
-            for (int64_t l = 0; l < LANES; ++l) part[l] = Rule<T>::combine(part[l], x[begin + l]);
-#pragma GCC unroll 8
-        for (int width = LANES / 2; width > 0; width /= 2) {
-            // lone lanes of a maximum would be compared with jumps, which a vector of four has not; its upper lanes do not matter
-            const int some = std::is_same_v<Rule<T>, SumRule<T>> || width > 4 ? width : 4;
-#pragma omp simd
-            for (int l = 0; l < some; ++l) part[l] = Rule<T>::combine(part[l], part[l + width]);
+    if constexpr (std::is_floating_point_v<T>) {
+        using V = typename VectorOf<T, VECTOR>::type;
+        constexpr int64_t w = VECTOR / int64_t(sizeof(T)), parts = LANES / w;
+        const auto at = [x](int64_t i) { return *reinterpret_cast<const V*>(x + i); };
+        for (int64_t i = 0; i < n;) {
+            const int64_t end = lesser(n, i + SETTLE);
+            V all = V{} + Rule<T>::identity();
+            if (end - i >= LANES) {
+                V part[parts];
+                for (int p = 0; p < parts; ++p) part[p] = at(i + p * w);
+                for (i += LANES; i + LANES <= end; i += LANES)
+                    for (int p = 0; p < parts; ++p) part[p] = combined(Rule<T>{}, part[p], at(i + p * w));
+                for (int p = 0; p < parts; ++p) all = combined(Rule<T>{}, all, part[p]);
+            }
+            for (; i + w <= end; i += w) all = combined(Rule<T>{}, all, at(i));
+            if (i < end) {
+                V last = at(i);
+                for (int l = 0; l < w; ++l) last[l] = i + l < end ? last[l] : Rule<T>::identity();
+                all = combined(Rule<T>{}, all, last);
+                i = end;
+            }
+            total = Rule<Total>::combine(total, Total(folded<Rule<T>, T, VECTOR>(all)));
         }
-        total = Rule<Total>::combine(total, part[0]);
+    } else {
+        for (int64_t i = 0; i < n; ++i) total = Rule<Total>::combine(total, x[i]);
     }
-    for (int64_t i = begin; i < n; ++i) total = Rule<Total>::combine(total, x[i]);
     return total;
 }
 
 // ---------------------------------------------------------------- the innermost block
 
-template <class T, int MR>
+// MR rows by NV vectors of C, set or (ADD) added to.
+template <class T, int MR, int NV>
 __attribute__((noinline)) PLAIT_CONTRACT void dot_block(
-    int64_t k, const T* a, int64_t row, int64_t col, const T* b, int64_t b_row, T* c, int64_t c_row) {
+    bool add, int64_t k, const T* a, int64_t row, int64_t col, const T* b, int64_t b_row, T* c, int64_t c_row) {
     PLAIT_CONTRACT_HERE
     using V = typename VectorOf<T, VECTOR>::type;
     constexpr int64_t w = VECTOR / int64_t(sizeof(T));
-    V sum[MR][2];
-    for (int i = 0; i < MR; ++i) sum[i][0] = sum[i][1] = V{};
+    V sum[MR][NV];
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < NV; ++j) sum[i][j] = V{};
     for (int64_t at = 0; at < k; ++at) {
-        const V b0 = *reinterpret_cast<const V*>(b), b1 = *reinterpret_cast<const V*>(b + w);
+        V x[NV];
+#pragma GCC unroll 2
+        for (int j = 0; j < NV; ++j) x[j] = *reinterpret_cast<const V*>(b + j * w);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; ++i) {
-            const T x = a[i * row];
-            sum[i][0] += x * b0;
-            sum[i][1] += x * b1;
+            const T y = a[i * row];
+#pragma GCC unroll 2
+            for (int j = 0; j < NV; ++j) sum[i][j] += y * x[j];
         }
         a += col;
         b += b_row;
     }
+    if (add) {
 #pragma GCC unroll 16
-    for (int i = 0; i < MR; ++i) {
-        *reinterpret_cast<V*>(c + i * c_row) += sum[i][0];
-        *reinterpret_cast<V*>(c + i * c_row + w) += sum[i][1];
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 2
+            for (int j = 0; j < NV; ++j) sum[i][j] += *reinterpret_cast<const V*>(c + i * c_row + j * w);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 2
+        for (int j = 0; j < NV; ++j) *reinterpret_cast<V*>(c + i * c_row + j * w) = sum[i][j];
+}
+
+template <class T, int MR, int NV>
+inline void dot_rows(
+    int64_t rows, bool add, int64_t k, const T* a, int64_t row, int64_t col, const T* b, int64_t b_row, T* c, int64_t c_row) {
+    if constexpr (MR > 0) {
+        if (rows == MR)
+            dot_block<T, MR, NV>(add, k, a, row, col, b, b_row, c, c_row);
+        else
+            dot_rows<T, MR - 1, NV>(rows, add, k, a, row, col, b, b_row, c, c_row);
     }
 }
 
-template <class T, int MR>
-inline void dot_rest(int64_t rows, int64_t k, const T* a, int64_t row, int64_t col, const T* b, int64_t b_row, T* c, int64_t c_row) {
-    if constexpr (MR > 0) {
-        if (rows == MR)
-            dot_block<T, MR>(k, a, row, col, b, b_row, c, c_row);
-        else
-            dot_rest<T, MR - 1>(rows, k, a, row, col, b, b_row, c, c_row);
-    }
+// How many of `left` rows the next block takes: all that fit, but the last two share, because a block of few rows cannot fill
+// the pipelines.
+constexpr int64_t next_rows(int64_t left) {
+    return left >= 2 * DOT_ROWS || left == DOT_ROWS ? DOT_ROWS : left > DOT_ROWS ? (left + 1) / 2 : left;
 }
+constexpr int64_t row_blocks(int64_t m) { return (m + DOT_ROWS - 1) / DOT_ROWS; }
 
 // ---------------------------------------------------------------- packing
 
@@ -191,12 +253,11 @@ inline void transpose(T* to, int64_t lanes, const T* from, int64_t stride, int64
         for (int64_t i = 0; i < k; ++i) to[i * lanes + lane] = from[lane * stride + i];
 }
 
-// Lays n <= LANES columns of k rows side by side: to[i*L + j] = f(i, j), zero for j >= n.
+// Lays n <= L columns of k rows side by side: to[i*L + j] = f(i, j), zero for j >= n.
 template <int64_t L, class F, class T>
 inline void pack(T* to, Factor<F> f, int64_t n, int64_t k) {
     if (n < L)
-        for (int64_t i = 0; i < k; ++i)
-            for (int64_t j = n; j < L; ++j) to[i * L + j] = T(0);
+        for (int64_t i = 0; i < k * L; ++i) to[i] = T(0);
     if (f.row == 1 && f.col != 1) {
         if constexpr (std::is_same_v<typename F::Memory, T>) {
             transpose(to, L, f.at, f.col, n, k);
@@ -298,15 +359,30 @@ __attribute__((noinline)) void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n
 
 // ---------------------------------------------------------------- the whole tile
 
-// C has rows c_row apart that are a whole number of panels long: columns up to the next panel's are written too. A's strides
-// are of m and k, B's of k and n. `room` is dot_room() elements.
+// Up to so many rows of C read B where it lies, if its columns are neighbours: packing it costs about a block of rows.
+constexpr int64_t DIRECT = 4 * DOT_ROWS;
+
+// NV vectors of columns of the tile, from a panel: all rows.
+template <class T, int NV>
+inline void dot_panel(int64_t m, bool add, int64_t k, const T* a, int64_t row, int64_t col, int64_t block, const T* b, int64_t b_row, T* c,
+                      int64_t c_row) {
+    for (int64_t i = 0, some; i < m; i += some, c += some * c_row) {
+        some = next_rows(m - i);
+        dot_rows<T, DOT_ROWS, NV>(some, add, k, a, row, col, b, b_row, c, c_row);
+        a += block ? block : some * row;
+    }
+}
+
+// C = A * B, or (add) C += A * B. C has rows c_row apart that are a whole number of panels long: columns up to the next panel's
+// are written too. A's strides are of m and k, B's of k and n. `room` is dot_room() elements.
 template <class A, class B, class T>
-__attribute__((noinline)) void dot(T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, T* room) {
+__attribute__((noinline)) void dot(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, T* room) {
     if (m == 1) {
+        if (!add) fill(c, n, T(0));
         dot_row(c, a, b, n, k, room);
         return;
     }
-    constexpr int64_t cols = COLS<T>;
+    constexpr int64_t cols = COLS<T>, half = cols / 2;
     T* const panels = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(room) + 63) / 64 * 64);
     for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
         const int64_t depth = lesser(DEPTH, k - k0);
@@ -319,14 +395,15 @@ __attribute__((noinline)) void dot(T* c, int64_t c_row, Factor<A> a, Factor<B> b
                 rows = a.at + k0;
                 row = a.row;
                 col = 1;
-                block = DOT_ROWS * a.row;
+                block = 0;
                 packed = false;
             }
         }
         if (packed) {
-            for (int64_t i = 0; i < m; i += DOT_ROWS) {
-                const Factor<A> part{a.at + i * a.row + k0 * a.col, a.col, a.row};
-                pack<DOT_ROWS>(blocks + i * depth, part, lesser(int64_t(DOT_ROWS), m - i), depth);
+            T* to = blocks;
+            for (int64_t i = 0, some; i < m; i += some, to += block) {
+                some = next_rows(m - i);
+                pack<DOT_ROWS>(to, Factor<A>{a.at + i * a.row + k0 * a.col, a.col, a.row}, some, depth);
             }
         }
         for (int64_t n0 = 0; n0 < n; n0 += BREADTH) {
@@ -334,15 +411,23 @@ __attribute__((noinline)) void dot(T* c, int64_t c_row, Factor<A> a, Factor<B> b
             for (int64_t j = 0; j < some; j += cols) {
                 const Factor<B> part{b.at + k0 * b.row + (n0 + j) * b.col, b.row, b.col};
                 T* const panel = panels + j * depth;
-                pack<cols>(panel, part, lesser(cols, some - j), depth);
-                int64_t i = 0;
-                const T* from = rows;
-                T* to = c + n0 + j;
-                for (; i + DOT_ROWS <= m; i += DOT_ROWS, from += block, to += DOT_ROWS * c_row)
-                    dot_block<T, DOT_ROWS>(depth, from, row, col, panel, cols, to, c_row);
-                dot_rest<T, DOT_ROWS - 1>(m - i, depth, from, row, col, panel, cols, to, c_row);
+                T* const to = c + n0 + j;
+                if constexpr (std::is_same_v<typename B::Memory, T>) {
+                    if (m <= DIRECT && b.col == 1 && some - j >= cols) {
+                        dot_panel<T, 2>(m, add, depth, rows, row, col, block, part.at, b.row, to, c_row);
+                        continue;
+                    }
+                }
+                if (some - j <= half) {
+                    pack<half>(panel, part, some - j, depth);
+                    dot_panel<T, 1>(m, add, depth, rows, row, col, block, panel, half, to, c_row);
+                } else {
+                    pack<cols>(panel, part, lesser(cols, some - j), depth);
+                    dot_panel<T, 2>(m, add, depth, rows, row, col, block, panel, cols, to, c_row);
+                }
             }
         }
+        add = true;
     }
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cpp_run import TORCH, Library, Prog, compile_programs
+from tile_softmax import INF, Guard, attention_program, softmax_step
 from torch import Tensor
 
 from plait.emit.cpp import CppKernel, emit_cpp
@@ -22,7 +23,6 @@ from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Sweep, TileP
 
 A = ix.axis
 F32, F64, BF16, F16, B1 = DType.f32, DType.f64, DType.bf16, DType.f16, DType.b1
-INF = float("inf")
 
 
 @dataclass
@@ -280,17 +280,6 @@ def column_sums(name: str) -> Case:
     return Case(p, [rand(m * k), rand(n * k)], (n,))
 
 
-def softmax_step(p: Prog, t: int, dim: int) -> tuple[int, int, int, int]:
-    """(maximum, exponentials, their sum, the correction of what was added up before) of an online softmax."""
-    low, zero = p.const(-INF), p.const(0.0)
-    top = p.reduce("max", t, [dim])
-    now, before = p.let("running", top), p.let("before", top)
-    base = p.let("where", p.let("eq", now, low, result=B1), zero, now)
-    scale = p.let("exp", p.let("sub", before, base))
-    e = p.let("exp", p.let("sub", t, base))
-    return top, e, p.reduce("sum", e, [dim], scale=scale), scale
-
-
 @case((F32, 16), (BF16, 0))
 def log_sum_exp(name: str, dtype: DType, depth: int) -> Case:
     m, n, k = 20, 150, 48
@@ -323,9 +312,6 @@ def log_sum_exp_of_rows(name: str, n: int, dynamic: bool) -> Case:
     return Case(p, [rand(m * n)], (m,), (n,) if dynamic else ())
 
 
-Guard = Callable[[ix.Expr, ix.Expr], tuple[ix.Expr, ...]]
-
-
 def causal(m: ix.Expr, n: ix.Expr) -> tuple[ix.Expr, ...]:
     return (m - n,)
 
@@ -354,31 +340,17 @@ def prefix(m: ix.Expr, n: ix.Expr) -> tuple[ix.Expr, ...]:
     (1, 300, 32, F32, None, (1, 128), 0),
     (100, 100, 16, F32, causal, (32, 32), INF),
     (100, 100, 16, F32, None, (32, 32), float("nan")),
+    (21, 21, 32, F32, None, (0, 0), 0),
+    (7, 17, 40, F32, causal, (0, 0), 0),
+    (77, 90, 24, F64, late, (0, 0), 0),
+    (53, 61, 20, BF16, window, (16, 0), float("nan")),
+    (50, 55, 80, F32, None, (48, 0), INF),
 )
 def attention(
     name: str, m: int, n: int, d: int, dtype: DType, guard: Guard | None, tile: tuple[int, int], odd: float
 ) -> Case:
     h = 3
-    p = Prog(name, [("p0", h), ("p1", m), ("p2", d), ("r0", n), ("r1", d)], vector="p2")
-    p.tile = (("p1", tile[0]), ("p2", 0), ("r0", tile[1]), ("r1", 0))
-    kind = dtype.compute
-    q, k, v = (p.buf(b, dtype, h * rows * d) for b, rows in (("q", m), ("k", n), ("v", n)))
-    o = p.buf("o", dtype, h * m * d, "out")
-    with p.sweep(3):
-        with p.sweep(4):
-            s = p.dot(p.load(q, (A(0) * m + A(1)) * d + A(4)), p.load(k, (A(0) * n + A(3)) * d + A(4)), [4], dtype)
-        t = p.let("mul", s, p.const(d**-0.5, kind))
-        if guard:
-            t = p.let("where", p.let("holds", result=B1, guard=guard(A(1), A(3))), t, p.const(-INF, kind))
-        top = p.reduce("max", t, [3])
-        now, before = p.let("running", top), p.let("before", top)
-        empty = p.let("eq", now, p.const(-INF, kind), result=B1)
-        base = p.let("where", empty, p.const(0.0, kind), now)
-        scale = p.let("exp", p.let("sub", before, base))
-        e = p.let("exp", p.let("sub", t, base))
-        total = p.reduce("sum", e, [3], scale=scale)
-        acc = p.dot(e, p.load(v, (A(0) * n + A(3)) * d + A(2)), [3], dtype, scale=scale)
-    p.store(o, (A(0) * m + A(1)) * d + A(2), p.let("div", acc, total))
+    p = attention_program(name, (h, m, n, d), dtype, guard, tile)
     values = [rand(h, m, d, dtype=dtype), rand(h, n, d, dtype=dtype), rand(h, n, d, dtype=dtype) + 1]
     if odd:
         values[1][1, 50, 3] = odd
