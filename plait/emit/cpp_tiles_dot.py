@@ -17,13 +17,14 @@ from plait.tile.program import Dot, Load, TileProgram
 @dataclass(frozen=True)
 class Shape:
     """A Dot as matrix products: (first, second) are the factors in the order of rows and columns; dims are None where there
-    is none. `outer` dims are looped over around the call."""
+    is none. k comes in `pieces`, one for each point of another summed dim. `outer` dims are looped over around the call."""
 
     first: int
     second: int
     m: int | None
     n: int | None
     k: int | None
+    pieces: int | None
     outer: tuple[int, ...]
     order: tuple[int, ...]  # the layout of the result
 
@@ -39,10 +40,11 @@ def shape_of(s: Dot, tiles: Tiles, spans: dict[int, frozenset[int]]) -> Shape:
         m, n, first, second = n, m, second, first
     both = [d for d in over if d in a and d in b] or [d for d in over if d in a or d in b]
     k = both[-1] if both else None
-    inner = {d for d in (m, n, k) if d is not None}
+    pieces = next((d for d in reversed(over) if d != k), None)
+    inner = {d for d in (m, n, k, pieces) if d is not None}
     outer = tuple(d for d in sorted({*kept, *over}) if d not in inner)
     tail = tuple(d for d in (m, n) if d is not None)
-    return Shape(first, second, m, n, k, outer, (*(d for d in kept if d not in tail), *tail))
+    return Shape(first, second, m, n, k, pieces, outer, (*(d for d in kept if d not in tail), *tail))
 
 
 def direct_loads(program: TileProgram, tiles: Tiles, spans: dict[int, frozenset[int]]) -> dict[int, dict[int, Expr]]:
@@ -85,33 +87,34 @@ class DotEmitter:
         for k in (shape.first, shape.second):
             if k in self.direct:
                 used |= set(self.direct[k])
-        dims = [d for d in (shape.m, shape.n, shape.k) if d in used]
+        dims = [d for d in (shape.m, shape.n, shape.k, shape.pieces) if d in used]
         return [f"const int64_t {self.scope.dims[d]} = {self.scope.dims[d]}_lo;" for d in dims if d is not None]
 
     def call(self, s: Dot, shape: Shape, add: bool) -> str:
         """The product of one pair of matrices at the current point of the outer dims, added to what is there or in its place."""
-        inner = [d for d in (shape.m, shape.n, shape.k) if d is not None]
+        inner = [d for d in (shape.m, shape.n, shape.k, shape.pieces) if d is not None]
         acc = self.store.accumulator(s)
         c = acc.pointer(self.scope.dims, inner)
         row = acc.stride(shape.m) if shape.m is not None else "0"
-        a = self._factor(shape.first, shape.m, shape.k, inner)
-        b = self._factor(shape.second, shape.k, shape.n, inner)
-        m, n, k = (self.tiles.count(d) if d is not None else "1" for d in (shape.m, shape.n, shape.k))
-        most = ", ".join(str(self.tiles.sizes[d]) if d is not None else "1" for d in (shape.m, shape.n, shape.k))
+        a = self._factor(shape.first, (shape.m, shape.k, shape.pieces), inner)
+        b = self._factor(shape.second, (shape.k, shape.n, shape.pieces), inner)
+        dims = (shape.m, shape.n, shape.k, shape.pieces)
+        counts = ", ".join(self.tiles.count(d) if d is not None else "1" for d in dims)
+        most = ", ".join(str(self.tiles.sizes[d]) if d is not None else "1" for d in dims)
         ctype = CTYPE[s.dtype]
         room = self.store.room(ctype, f"plait::dot_room<{ctype}>({most})")
-        return f"plait::dot({str(add).lower()}, {c}, {row}, {a}, {b}, {m}, {n}, {k}, {room});"
+        return f"plait::dot({str(add).lower()}, {c}, {row}, {a}, {b}, {counts}, {room});"
 
-    def _factor(self, k: int, row: int | None, col: int | None, inner: list[int]) -> str:
-        """A factor's type, address and strides along two dims."""
+    def _factor(self, k: int, dims: tuple[int | None, ...], inner: list[int]) -> str:
+        """A factor's type, address and strides along its rows, its columns and from piece to piece."""
         if k in self.direct:
             load = self.loads[k]
             kind = self.scope.program.buffers[load.buffer].dtype.value
             strides = self.direct[k]
-            steps = [self.scope.expr(strides[d]) if d is not None and d in strides else "0" for d in (row, col)]
+            steps = [self.scope.expr(strides[d]) if d is not None and d in strides else "0" for d in dims]
             at = f"{self.scope.buffers[load.buffer]} + {self.scope.expr(load.address)}"
         else:
             place, kind = self.store.places[k], self.scope.types[k].value
-            steps = [place.stride(d) if d is not None else "0" for d in (row, col)]
+            steps = [place.stride(d) if d is not None else "0" for d in dims]
             at = place.pointer(self.scope.dims, inner)
-        return f"plait::Factor<plait::Of_{kind}>{{{at}, {steps[0]}, {steps[1]}}}"
+        return f"plait::Factor<plait::Of_{kind}>{{{at}, {', '.join(steps)}}}"

@@ -50,8 +50,9 @@ constexpr int64_t at_most_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Elements of working memory that dot() wants for a tile.
 template <class T>
-constexpr int64_t dot_room(int64_t m, int64_t n, int64_t k) {
-    return most_of(at_most_of(k, DEPTH) * (at_most_of(padded<T>(n), BREADTH) + whole_rows(m)), at_most_of(k, ROW_DEPTH)) + 16;
+constexpr int64_t dot_room(int64_t m, int64_t n, int64_t k, int64_t pieces) {
+    return most_of(at_most_of(k * pieces, DEPTH) * (at_most_of(padded<T>(n), BREADTH) + whole_rows(m)), at_most_of(k, ROW_DEPTH)) +
+           16;
 }
 
 // Vectors that may lie anywhere an element may.
@@ -85,6 +86,7 @@ template <class F>
 struct Factor {
     const typename F::Memory* at;
     int64_t row, col;  // strides
+    int64_t jump;  // between pieces of the summed dim
 };
 
 // ---------------------------------------------------------------- arrays of a tile
@@ -333,8 +335,8 @@ PLAIT_INLINE inline void dot_columns(T* c, const T* a, Factor<B> b, int64_t k) {
 template <class B, class T>
 inline void dot_columns_of(T* c, const T* a, Factor<B> b, int64_t n, int64_t k) {
     int64_t j = 0;
-    for (; j + 4 <= n; j += 4) dot_columns<4, B>(c + j, a, Factor<B>{b.at + j * b.col, 1, b.col}, k);
-    for (; j < n; ++j) dot_columns<1, B>(c + j, a, Factor<B>{b.at + j * b.col, 1, b.col}, k);
+    for (; j + 4 <= n; j += 4) dot_columns<4, B>(c + j, a, Factor<B>{b.at + j * b.col, 1, b.col, 0}, k);
+    for (; j < n; ++j) dot_columns<1, B>(c + j, a, Factor<B>{b.at + j * b.col, 1, b.col, 0}, k);
 }
 
 template <class A, class B, class T>
@@ -349,11 +351,11 @@ __attribute__((noinline)) void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n
             for (int64_t i = 0; i < depth; ++i) room[i] = A::get(a.at[(k0 + i) * a.col]);
         const typename B::Memory* const from = b.at + k0 * b.row;
         if (b.row == 1)
-            dot_columns_of<B>(c, row, Factor<B>{from, 1, b.col}, n, depth);
+            dot_columns_of<B>(c, row, Factor<B>{from, 1, b.col, 0}, n, depth);
         else if (b.col == 1)
-            dot_rows_of<B, 1>(c, row, Factor<B>{from, b.row, 1}, n, depth);
+            dot_rows_of<B, 1>(c, row, Factor<B>{from, b.row, 1, 0}, n, depth);
         else
-            dot_rows_of<B, 0>(c, row, Factor<B>{from, b.row, b.col}, n, depth);
+            dot_rows_of<B, 0>(c, row, Factor<B>{from, b.row, b.col, 0}, n, depth);
     }
 }
 
@@ -373,61 +375,91 @@ inline void dot_panel(int64_t m, bool add, int64_t k, const T* a, int64_t row, i
     }
 }
 
-// C = A * B, or (add) C += A * B. C has rows c_row apart that are a whole number of panels long: columns up to the next panel's
-// are written too. A's strides are of m and k, B's of k and n. `room` is dot_room() elements.
+// Lays rows of A side by side, of `pieces` pieces of k each: to[i*pieces*k + p*k + j].
+template <class A, class T>
+inline void pack_rows(T* to, Factor<A> a, int64_t m, int64_t k, int64_t pieces) {
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t p = 0; p < pieces; ++p, to += k) {
+            const typename A::Memory* const from = a.at + i * a.row + p * a.jump;
+#pragma omp simd
+            for (int64_t j = 0; j < k; ++j) to[j] = A::get(from[j]);
+        }
+}
+
+// One step over the summed dim: `pieces` pieces of k, DEPTH in all unless a piece is longer.
 template <class A, class B, class T>
-__attribute__((noinline)) void dot(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, T* room) {
-    if (m == 1) {
-        if (!add) fill(c, n, T(0));
-        dot_row(c, a, b, n, k, room);
-        return;
-    }
+inline void dot_step(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, int64_t pieces, T* panels) {
     constexpr int64_t cols = COLS<T>, half = cols / 2;
-    T* const panels = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(room) + 63) / 64 * 64);
-    for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
-        const int64_t depth = lesser(DEPTH, k - k0);
-        T* const blocks = panels + depth * at_most_of(padded<T>(n), BREADTH);
-        const T* rows = blocks;
-        int64_t row = 1, col = DOT_ROWS, block = DOT_ROWS * depth;
+    const int64_t depth = pieces * k;
+    T* const blocks = panels + depth * at_most_of(padded<T>(n), BREADTH);
+    const T* rows = blocks;
+    int64_t row = 1, col = DOT_ROWS, block = DOT_ROWS * depth;
+    if (a.col == 1) {
+        row = depth;
+        col = 1;
+        block = 0;
         bool packed = true;
         if constexpr (std::is_same_v<typename A::Memory, T>) {
-            if (a.col == 1) {
-                rows = a.at + k0;
+            if (pieces == 1 || a.jump == k) {
+                rows = a.at;
                 row = a.row;
-                col = 1;
-                block = 0;
                 packed = false;
             }
         }
-        if (packed) {
-            T* to = blocks;
-            for (int64_t i = 0, some; i < m; i += some, to += block) {
-                some = next_rows(m - i);
-                pack<DOT_ROWS>(to, Factor<A>{a.at + i * a.row + k0 * a.col, a.col, a.row}, some, depth);
-            }
+        if (packed) pack_rows(blocks, a, m, k, pieces);
+    } else {
+        T* to = blocks;
+        for (int64_t i = 0, some; i < m; i += some) {
+            some = next_rows(m - i);
+            for (int64_t p = 0; p < pieces; ++p, to += DOT_ROWS * k)
+                pack<DOT_ROWS>(to, Factor<A>{a.at + i * a.row + p * a.jump, a.col, a.row, 0}, some, k);
         }
-        for (int64_t n0 = 0; n0 < n; n0 += BREADTH) {
-            const int64_t some = lesser(BREADTH, n - n0);
-            for (int64_t j = 0; j < some; j += cols) {
-                const Factor<B> part{b.at + k0 * b.row + (n0 + j) * b.col, b.row, b.col};
-                T* const panel = panels + j * depth;
-                T* const to = c + n0 + j;
-                if constexpr (std::is_same_v<typename B::Memory, T>) {
-                    if (m <= DIRECT && b.col == 1 && some - j >= cols) {
-                        dot_panel<T, 2>(m, add, depth, rows, row, col, block, part.at, b.row, to, c_row);
-                        continue;
-                    }
-                }
-                if (some - j <= half) {
-                    pack<half>(panel, part, some - j, depth);
-                    dot_panel<T, 1>(m, add, depth, rows, row, col, block, panel, half, to, c_row);
-                } else {
-                    pack<cols>(panel, part, lesser(cols, some - j), depth);
-                    dot_panel<T, 2>(m, add, depth, rows, row, col, block, panel, cols, to, c_row);
+    }
+    for (int64_t n0 = 0; n0 < n; n0 += BREADTH) {
+        const int64_t some = lesser(BREADTH, n - n0);
+        for (int64_t j = 0; j < some; j += cols) {
+            const typename B::Memory* const from = b.at + (n0 + j) * b.col;
+            T* const panel = panels + j * depth;
+            T* const to = c + n0 + j;
+            if constexpr (std::is_same_v<typename B::Memory, T>) {
+                if (m <= DIRECT && b.col == 1 && some - j >= cols && (pieces == 1 || b.jump == k * b.row)) {
+                    dot_panel<T, 2>(m, add, depth, rows, row, col, block, from, b.row, to, c_row);
+                    continue;
                 }
             }
+            if (some - j <= half) {
+                for (int64_t p = 0; p < pieces; ++p)
+                    pack<half>(panel + p * k * half, Factor<B>{from + p * b.jump, b.row, b.col, 0}, some - j, k);
+                dot_panel<T, 1>(m, add, depth, rows, row, col, block, panel, half, to, c_row);
+            } else {
+                for (int64_t p = 0; p < pieces; ++p)
+                    pack<cols>(panel + p * k * cols, Factor<B>{from + p * b.jump, b.row, b.col, 0}, lesser(cols, some - j), k);
+                dot_panel<T, 2>(m, add, depth, rows, row, col, block, panel, cols, to, c_row);
+            }
         }
-        add = true;
+    }
+}
+
+// C = A * B, or (add) C += A * B, summed over `pieces` pieces of k points. C has rows c_row apart that are a whole number of
+// panels long: columns up to the next panel's are written too. A's strides are of m and k, B's of k and n. `room` is
+// dot_room() elements.
+template <class A, class B, class T>
+__attribute__((noinline)) void dot(
+    bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, int64_t pieces, T* room) {
+    if (m == 1) {
+        if (!add) fill(c, n, T(0));
+        for (int64_t p = 0; p < pieces; ++p, a.at += a.jump, b.at += b.jump) dot_row(c, a, b, n, k, room);
+        return;
+    }
+    T* const panels = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(room) + 63) / 64 * 64);
+    const int64_t most = k < DEPTH ? DEPTH / k : 1;
+    for (int64_t p = 0; p < pieces; p += most) {
+        for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
+            const Factor<A> left{a.at + p * a.jump + k0 * a.col, a.row, a.col, a.jump};
+            const Factor<B> right{b.at + p * b.jump + k0 * b.row, b.row, b.col, b.jump};
+            dot_step(add, c, c_row, left, right, m, n, lesser(DEPTH, k - k0), lesser(most, pieces - p), panels);
+            add = true;
+        }
     }
 }
 

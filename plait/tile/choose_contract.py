@@ -26,6 +26,8 @@ WIDEST = 256  # points of a dim that a block holds whole
 _LONG = 1024  # summed points from which on a product keeps a persistent block busy
 _LEAST = 16  # summed points of a step, which tensor cores need
 _SPILLED = 1.25  # times its extent is what a summed dim may take in whole tiles
+_PANEL = 256  # summed points that a CPU's packed factor holds
+_VECTOR = 8  # points of a CPU's vector
 _WASTE = 0.9  # of the better use of the last wave of blocks is worth twice the tile
 
 
@@ -171,14 +173,14 @@ def _rows(flat: Flat, found: Roles, hint: Hint) -> int:
 
 def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
     """Summed points of one step: long ones where few rows share what is read, because then bytes in flight are all."""
-    if spec.kind == "cpu":
-        return 256
     return (256 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
 
 
 def _depth_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
     """Tiles of the summed dims. A block holds a tile of both factors over all those of a product at once, so only the innermost
     is cut into steps; the others go point by point, as descriptors can."""
+    if spec.kind == "cpu":
+        return _cpu_depths(flat, found)
     tile: dict[int, int] = {}
     for s in flat.stmts:
         if not isinstance(s, Dot):
@@ -280,8 +282,31 @@ def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
     for dims, most in ((found.rows, 128), (found.columns, 128 if found.stream else 256)):
         d = _largest(flat, dims, hint)
         if d is not None:
-            tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
+            tile[d] = _cut(flat.dims[d].extent, most, hint)
     last = _largest(flat, found.stream, hint)
     if last is not None:
-        tile[last] = min(128, power_of_two(hint(flat.dims[last].extent)))
+        tile[last] = _cut(flat.dims[last].extent, 128, hint)
     return tile
+
+
+def _cpu_depths(flat: Flat, found: Roles) -> dict[int, int]:
+    """Tiles of the summed dims: as many points in all as a panel has, of several dims at once where one is short."""
+    tile: dict[int, int] = {}
+    for s in flat.stmts:
+        left = _PANEL
+        for d in sorted(set(s.dims) & set(found.depth), reverse=True) if isinstance(s, Dot) else ():
+            extent = flat.dims[d].extent.const or _PANEL
+            whole = found.stream and extent <= WIDEST  # what waits for the sum in every step
+            here = extent if whole else min(extent, left)
+            left = max(1, left // here)
+            tile[d] = min(here, tile.get(d, here))
+    return tile
+
+
+def _cut(extent: Expr, most: int, hint: Hint) -> int:
+    """Points of tiles that are all about as large: a last one of few points would cost what a whole one does, as every tile
+    packs the other factor for itself."""
+    if extent.const is None:
+        return min(most, power_of_two(hint(extent)))
+    tiles = -(-extent.const // most)
+    return -(-extent.const // (tiles * _VECTOR)) * _VECTOR

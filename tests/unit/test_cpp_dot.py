@@ -148,22 +148,29 @@ def gated(name: str) -> Case:
     return Case(p, [rand(m * k), rand(n * k), rand(n * k)], (m, n))
 
 
-@case((4,), (1,))
-def batched_over_two_dims(name: str, batch: int) -> Case:
+@case(
+    (4, 3, 20, 12, F32),
+    (1, 3, 20, 12, F32),
+    (1, 12, 32, 40, F32),
+    (1, 5, 70, 20, BF16),
+    (1, 3, 300, 12, F32),
+    (1, 7, 9, 1, F32),
+)
+def batched_over_two_dims(name: str, batch: int, h: int, d: int, n: int, dtype: DType) -> Case:
     """o[b, m, n] = sum over h, d of x[b, m, h, d] * w[b, n, h, d], with more than one batch in a tile."""
-    b, m, n, h, d = 6, 10, 12, 3, 20
+    b, m = 6, 10
     p = Prog(name, [("p0", m), ("p1", b), ("p2", n), ("r0", h), ("r1", d)], vector="p2")
-    p.tile = (("p0", 8), ("p1", batch), ("p2", 8), ("r0", 2), ("r1", 0))
-    x, w, o = p.buf("x", F32, b * m * h * d), p.buf("w", F32, b * n * h * d), p.buf("o", F32, b * m * n, "out")
+    p.tile = (("p0", 8), ("p1", batch), ("p2", 24), ("r0", 8 if h > 8 else 2), ("r1", 0))
+    x, w, o = p.buf("x", dtype, b * m * h * d), p.buf("w", dtype, b * n * h * d), p.buf("o", F32, b * m * n, "out")
     with p.sweep(3), p.sweep(4):
         acc = p.dot(
-            p.load(x, ((A(1) * m + A(0)) * h + A(3)) * d + A(4)),
+            p.load(x, ((A(1) * h + A(3)) * m + A(0)) * d + A(4)),
             p.load(w, ((A(1) * n + A(2)) * h + A(3)) * d + A(4)),
             [3, 4],
-            F32,
+            dtype,
         )
     p.store(o, (A(1) * m + A(0)) * n + A(2), acc)
-    return Case(p, [rand(b * m * h * d), rand(b * n * h * d)], (b, m, n))
+    return Case(p, [rand(b * m * h * d, dtype=dtype), rand(b * n * h * d, dtype=dtype)], (b, m, n))
 
 
 @case()
