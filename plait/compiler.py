@@ -91,12 +91,12 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     while True:
         opened = open_contractions(graph, chosen.__contains__) if chosen else graph
         opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
-        compiled = plan_and_lower(simplify(opened, spec, options), spec, options)
-        alone = better_closed(compiled.plan, spec)
+        plan, env = _planned(simplify(opened, spec, options), spec, options)
+        alone = better_closed(plan, spec)
         if not alone:
-            return replace(compiled, openings=_openings(graph, gains, worth, chosen))
+            return replace(_lowered(plan, env, spec, options), openings=_openings(graph, gains, worth, chosen))
         mine = [n for n in calls if n in chosen]
-        products = in_order(compiled.graph.nodes())
+        products = in_order(plan.graph.nodes())
         if len(products) != len(mine):
             raise InternalError(f"{len(mine)} calls were opened, {len(products)} products are there")
         chosen -= {call for number, call in enumerate(mine) if number in alone}

@@ -11,10 +11,12 @@ Extents are Exprs without axes. Facts about leaves come in a `Facts` object; sim
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from plait.ir.atom import Atom as Atom
+from plait.ir.infix import render
 
 Monomial = tuple[Atom, ...]
 
@@ -22,33 +24,41 @@ Monomial = tuple[Atom, ...]
 class Expr:
     """A polynomial with integer coefficients over Atoms; interned, immutable. Build with the functions below or + - *."""
 
-    __slots__ = ("_atoms", "key", "terms")
+    __slots__ = ("_atoms", "_leaves", "_linear", "key", "terms")
     _table: dict[tuple[tuple[Monomial, int], ...], Expr] = {}
     terms: tuple[tuple[Monomial, int], ...]
     key: tuple[object, ...]
     _atoms: frozenset[Atom]
+    _leaves: frozenset[Atom] | None
+    _linear: tuple[Mapping[Atom, Expr], Expr] | None
 
     @classmethod
     def make(cls, terms: Mapping[Monomial, int]) -> Expr:
-        items = tuple(sorted(((m, c) for m, c in terms.items() if c), key=_term_key))
+        items = [t for t in terms.items() if t[1]]
+        if len(items) > 1:
+            items.sort(key=_term_key)
+        return cls._of(tuple(items))
+
+    @classmethod
+    def _of(cls, items: tuple[tuple[Monomial, int], ...]) -> Expr:
+        """The Expr of terms in canonical order."""
         found = cls._table.get(items)
         if found is None:
             found = object.__new__(cls)
             found.terms = items
             found.key = tuple((tuple(a.key for a in m), c) for m, c in items)
             found._atoms = frozenset(a for m, _ in items for a in m)
+            found._leaves = found._linear = None
             found = cls._table.setdefault(items, found)
         return found
 
-    # ---------------------------------------------------------------- queries
     @property
     def const(self) -> int | None:
         """The value when this is a constant, else None."""
         if not self.terms:
             return 0
-        if len(self.terms) == 1 and not self.terms[0][0]:
-            return self.terms[0][1]
-        return None
+        m, c = self.terms[0]  # a constant term comes last
+        return None if m else c
 
     @property
     def offset(self) -> int:
@@ -61,15 +71,11 @@ class Expr:
 
     def leaves(self) -> frozenset[Atom]:
         """All axis, sym and value atoms, those inside div and mod included."""
-        out: set[Atom] = set()
-        for a in self._atoms:
-            if a.kind in ("div", "mod"):
-                for e in a.args:
-                    assert isinstance(e, Expr)
-                    out |= e.leaves()
-            else:
-                out.add(a)
-        return frozenset(out)
+        if self._leaves is None:
+            inner = (e.leaves() for a in self._atoms if a.kind in ("div", "mod") for e in a.args if isinstance(e, Expr))
+            own = (a for a in self._atoms if a.kind not in ("div", "mod"))
+            self._leaves = frozenset(own).union(*inner)
+        return self._leaves
 
     def axes(self) -> frozenset[int]:
         """Indices of the axes this depends on."""
@@ -85,17 +91,18 @@ class Expr:
 
     def as_axis(self) -> int | None:
         """i when this is exactly axis(i)."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
-            a = self.terms[0][0][0]
-            if a.kind == "axis":
-                return a.args[0]  # type: ignore[return-value]
-        return None
+        if len(self.terms) != 1 or self.terms[0][1] != 1 or len(self.terms[0][0]) != 1:
+            return None
+        (a,) = self.terms[0][0]
+        return a.args[0] if a.kind == "axis" else None  # type: ignore[return-value]
 
-    def linear(self) -> tuple[dict[Atom, Expr], Expr]:
+    def linear(self) -> tuple[Mapping[Atom, Expr], Expr]:
         """Split into {axis/value/div/mod atom: coefficient over symbols} and the rest (symbols and constants only).
 
         A monomial with two non-symbol factors is filed under its first factor with the other in the coefficient.
         """
+        if self._linear is not None:
+            return self._linear
         coeffs: dict[Atom, dict[Monomial, int]] = {}
         rest: dict[Monomial, int] = {}
         for m, c in self.terms:
@@ -107,7 +114,8 @@ class Expr:
                 part = m[:i] + m[i + 1 :]
                 bucket = coeffs.setdefault(lead, {})
                 bucket[part] = bucket.get(part, 0) + c
-        return {a: Expr.make(t) for a, t in coeffs.items()}, Expr.make(rest)
+        self._linear = found = {a: Expr.make(t) for a, t in coeffs.items()}, Expr.make(rest)
+        return found
 
     # ---------------------------------------------------------------- arithmetic
     def __add__(self, other: Expr | int) -> Expr:
@@ -124,7 +132,7 @@ class Expr:
     __radd__ = __add__
 
     def __neg__(self) -> Expr:
-        return Expr.make({m: -c for m, c in self.terms})
+        return _scaled(self, -1)
 
     def __sub__(self, other: Expr | int) -> Expr:
         return self + (-to_expr(other))
@@ -134,6 +142,9 @@ class Expr:
 
     def __mul__(self, other: Expr | int) -> Expr:
         other = to_expr(other)
+        for x, y in ((self, other), (other, self)):
+            if (c := y.const) is not None:
+                return _scaled(x, c)
         out: dict[Monomial, int] = {}
         for m, c in self.terms:
             for n, d in other.terms:
@@ -157,43 +168,30 @@ class Expr:
         """Replace leaves; divisions and remainders are simplified again under `facts` (of the new leaves)."""
         if not self.terms or not (self.leaves() & env.keys()):
             return self
-        total = ZERO
+        total: dict[Monomial, int] = {}
         for m, c in self.terms:
-            part = const(c)
+            part = ONE
             for a in m:
-                part = part * _substitute_atom(a, env, facts)
-            total = total + part
-        return total
+                part = _substitute_atom(a, env, facts) * part
+            for n, d in part.terms:
+                total[n] = total.get(n, 0) + c * d
+        return Expr.make(total)
 
     def render(self, name: Callable[[Atom], str], div: str = "//", mod: str = "%") -> str:
         """Infix text; `name` renders leaves. Used by printers and emitters alike (pass a function name as div for C++)."""
-        if not self.terms:
-            return "0"
-        out: list[str] = []
-        for m, c in self.terms:
-            factors = [_render_atom(a, name, div, mod) for a in m]
-            if c != 1 or not factors:
-                factors.insert(0, str(c)) if c >= 0 or not factors else factors.insert(0, f"({c})")
-            out.append("*".join(factors))
-        return " + ".join(out)
+        return render(self, name, div, mod)
 
     def __repr__(self) -> str:
         return self.render(repr).replace(" ", "")
 
 
-def _render_atom(a: Atom, name: Callable[[Atom], str], div: str, mod: str) -> str:
-    if a.kind not in ("div", "mod"):
-        return name(a)
-    x, y = a.args
-    assert isinstance(x, Expr) and isinstance(y, Expr)
-    op = div if a.kind == "div" else mod
-    left, right = x.render(name, div, mod), y.render(name, div, mod)
-    return f"{op}({left}, {right})" if op.isidentifier() or "::" in op else f"(({left}) {op} ({right}))"
+@functools.cache
+def _monomial_key(m: Monomial) -> tuple[object, ...]:
+    return (len(m) == 0, tuple(a.key for a in m))
 
 
 def _term_key(term: tuple[Monomial, int]) -> tuple[object, ...]:
-    m, c = term
-    return (len(m) == 0, tuple(a.key for a in m), c)
+    return _monomial_key(term[0])  # terms of one Expr differ in it
 
 
 def _atom_key(a: Atom) -> tuple[object, ...]:
@@ -215,16 +213,20 @@ def _substitute_atom(a: Atom, env: Mapping[Atom, Expr], facts: Facts | None) -> 
         assert isinstance(x, Expr) and isinstance(y, Expr)
         n, d = x.substitute(env, facts), y.substitute(env, facts)
         return floordiv(n, d, facts) if a.kind == "div" else mod(n, d, facts)
-    return env.get(a, _single(a))
+    return env[a] if a in env else _single(a)
+
+
+def _scaled(e: Expr, k: int) -> Expr:
+    return e if k == 1 else Expr._of(tuple((m, c * k) for m, c in e.terms) if k else ())
 
 
 def _single(a: Atom) -> Expr:
-    return Expr.make({(a,): 1})
+    return Expr._of((((a,), 1),))
 
 
 def const(value: int) -> Expr:
     """A constant."""
-    return Expr.make({(): int(value)})
+    return Expr._of((((), int(value)),) if value else ())
 
 
 def axis(i: int) -> Expr:
