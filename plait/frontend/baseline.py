@@ -41,7 +41,7 @@ _PICKS = frozenset(["index", "gather", "index_select", "embedding", "take", "_un
 @dataclass(frozen=True)
 class Operator:
     """An operator of eager's. `call`: the function or module that the user called, if known; `fx`: its nodes; `product_flops`:
-    of matrix products and convolutions, by torch's own formulas."""
+    of matrix products and convolutions, by torch's own formulas; `feeds`: nodes of the operators that read its results."""
 
     call: str
     aten: str
@@ -53,6 +53,7 @@ class Operator:
     product_flops: float
     backward: bool = False
     recomputed: bool = False
+    feeds: tuple[str, ...] = ()
 
 
 def operators(gm: fx.GraphModule, in_backward: bool = False) -> tuple[Operator, ...]:
@@ -67,9 +68,12 @@ def operators(gm: fx.GraphModule, in_backward: bool = False) -> tuple[Operator, 
 def _whole(n: fx.Node) -> Any:
     """What a node is a part of: nodes that one call of a decomposed operator became have one key."""
     original = n.meta.get("original_aten")
-    if original is None or original is n.target or n.meta.get("seq_nr") is None:
+    if original is None or original is n.target:
         return n
-    return str(original), n.meta["seq_nr"], n.meta.get("partitioner_tag"), n.meta.get("stack_trace")
+    # a node of Dynamo's graph; the backward has none of them, but a number for each operator of the forward
+    source = n.meta.get("from_node") or ()
+    call = source[-1].name if source else n.meta.get("seq_nr")
+    return n if call is None else (str(original), call, n.meta.get("partitioner_tag"), n.meta.get("stack_trace"))
 
 
 def _operator(nodes: list[fx.Node], in_backward: bool) -> Operator:
@@ -89,7 +93,17 @@ def _operator(nodes: list[fx.Node], in_backward: bool) -> Operator:
         sum(_product_flops(n) for n in nodes),
         "autograd_backward" in last.meta or (in_backward and not again),
         again,
+        tuple(dict.fromkeys(u.name for n in nodes for u in _readers(n) if u not in nodes)),
     )
+
+
+def _readers(n: fx.Node) -> Iterator[fx.Node]:
+    """Users of a value that compute, those behind views included."""
+    for u in n.users:
+        if u.target is operator.getitem or _is_view(u):
+            yield from _readers(u)
+        else:
+            yield u
 
 
 def _name(target: Any) -> str:

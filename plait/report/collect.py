@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.compiler import Compiled
+from plait.frontend.baseline import Operator
 from plait.ir.graph import Node
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
@@ -22,10 +23,9 @@ from plait.report.facts import (
     Totals,
     Traffic,
     Variant,
-    sum_totals,
 )
 from plait.report.memory import input_bytes, peak_bytes
-from plait.report.refusals import Places, collect_refusals, why_call
+from plait.report.refusals import Places, collect_fusions, collect_refusals, why_call
 from plait.report.work import flops_of, product_flops
 from plait.runtime.link import Launch
 from plait.runtime.steps import Script
@@ -36,37 +36,40 @@ _VALUELESS = frozenset(("const", "index"))
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a built kernel: its resources, the schedules that were timed (ms), and the one chosen."""
+    """What is known of a built kernel: its resources, the schedules that were timed (ms), and the one chosen; its text."""
 
     resources: Resources | None = None
     times_ms: Mapping[str, float] = field(default_factory=dict)
     chosen: str = ""
     failure: str = ""
+    source: str = ""
 
 
 def collect(
-    compiled: Compiled, script: Script, operators: Sequence[Any], measured: Mapping[str, Measured]
-) -> tuple[tuple[Kernel, ...], tuple[Any, ...], Totals]:
-    """Kernels, refusals and totals of a graph. `operators`: what eager would run (frontend.baseline); `measured` by kernel."""
+    compiled: Compiled, script: Script, operators: Sequence[Operator], measured: Mapping[str, Measured]
+) -> GraphFacts:
+    """A graph's steps, decisions and totals. `operators`: what eager would run; `measured`: by kernel's name."""
     return _Collector(compiled, operators, measured).run(script)
 
 
 class _Collector:
-    def __init__(self, compiled: Compiled, operators: Sequence[Any], measured: Mapping[str, Measured]) -> None:
+    def __init__(self, compiled: Compiled, operators: Sequence[Operator], measured: Mapping[str, Measured]) -> None:
         self.compiled, self.operators, self.measured = compiled, operators, measured
         self.graph, self.plan, self.spec = compiled.graph, compiled.plan, compiled.spec
         self.reading: Reading = compiled.plan.reading
         self.of_fx = {name: k for k, o in enumerate(operators) for name in o.fx}
+        # a zero that many share has the origin of whoever made it first: no sign of that operator
         self.evaluated = [
-            [n for g in launch.groups for n in evaluated(self.reading, g)] for launch in compiled.launches
+            [n for g in launch.groups for n in evaluated(self.reading, g) if n.op not in _VALUELESS or n in g.stored]
+            for launch in compiled.launches
         ]
+        self.step_of = {n: k for k, launch in enumerate(compiled.launches) for g in launch.groups for n in g.nodes}
         self.home = self._homes()
+        self.absorbed = self._absorbed()
 
-    def run(self, script: Script) -> tuple[tuple[Kernel, ...], tuple[Any, ...], Totals]:
-        steps = [self._step(k, launch) for k, launch in enumerate(self.compiled.launches)]
-        step_of = {n: k for k, launch in enumerate(self.compiled.launches) for g in launch.groups for n in g.nodes}
-        places = Places(self.graph, {n: self.operator(n) for n in self.graph.nodes()}, step_of)
-        refusals = collect_refusals(self.plan, places, self.compiled.openings, steps)
+    def run(self, script: Script) -> GraphFacts:
+        steps = tuple(self._step(k, launch) for k, launch in enumerate(self.compiled.launches))
+        places = Places(self.graph, {n: self.operator(n) for n in self.graph.nodes()}, self.step_of)
         known = [k.predicted_us for k in steps if k.predicted_us is not None]
         totals = Totals(
             operators=sum(not o.recomputed and o.bytes_read + o.bytes_written > 0 for o in self.operators),
@@ -79,7 +82,18 @@ class _Collector:
             peak_bytes=peak_bytes(self.compiled, script),
             input_bytes=input_bytes(self.graph),
         )
-        return tuple(steps), refusals, totals
+        return GraphFacts(
+            name="",
+            kind="",
+            status="compiled",
+            line="",
+            kernels=steps,
+            fusions=collect_fusions(self.plan, places),
+            refusals=collect_refusals(self.plan, places, self.compiled.openings),
+            fallbacks=(),
+            totals=totals,
+            compile_seconds=0.0,
+        )
 
     def size(self, extents: Iterable[Any]) -> float:
         return size_at_hints(self.graph, extents)
@@ -87,22 +101,33 @@ class _Collector:
     def nbytes(self, n: Node) -> float:
         return self.size(n.shape) * n.dtype.nbytes
 
-    def operator(self, n: Node) -> Any:
+    def operator(self, n: Node) -> Operator | None:
         """The operator of eager's that a node came from; None for what plait made."""
         found = [self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx]
         return self.operators[found[0]] if found else None
 
     def _homes(self) -> dict[int, int]:
-        """Operator -> the step that makes its result: where the last of its nodes is."""
-        last: dict[int, tuple[int, int, int]] = {}
+        """Operator -> the step that does most of its work; the first of those that do as much."""
+        work: dict[int, dict[int, float]] = {}
         for k, nodes in enumerate(self.evaluated):
             for n in nodes:
                 for o in self.graph.origins.get(n, ()):
                     if o.fx in self.of_fx:
-                        at = self.of_fx[o.fx]
-                        # a value that is evaluated in several kernels counts in the first
-                        last[at] = max(last.get(at, (-1, 0, 0)), (n.serial, -k, k))
-        return {at: k for at, (_, _, k) in last.items()}
+                        found = work.setdefault(self.of_fx[o.fx], {})
+                        found[k] = found.get(k, 0.0) + self.size(n.axes)
+        return {at: max(found, key=lambda k: (found[k], -k)) for at, found in work.items()}
+
+    def _absorbed(self) -> dict[int, list[int]]:
+        """Step -> operators of which no node is left, as when a factor moved into a product: they are where what reads them
+        is. Fills in their homes."""
+        out: dict[int, list[int]] = {}
+        for at in reversed(range(len(self.operators))):
+            readers = [self.of_fx[name] for name in self.operators[at].feeds if name in self.of_fx]
+            homes = [self.home[r] for r in readers if r in self.home]
+            if at not in self.home and homes:
+                self.home[at] = min(homes)
+                out.setdefault(min(homes), []).append(at)
+        return out
 
     # ---------------------------------------------------------------- steps
     def _step(self, number: int, launch: Launch) -> Kernel:
@@ -139,6 +164,8 @@ class _Collector:
             roofline_share=None if not took else roofline / (took * 1e3),
             variants=tuple(Variant(n, ms * 1e3, n == seen.chosen) for n, ms in seen.times_ms.items()),
             failure=seen.failure,
+            needs=self._needs(launch),
+            source=seen.source,
         )
 
     def _call(self, number: int, n: Node, members: tuple[Member, ...], before: Traffic) -> Kernel:
@@ -170,7 +197,16 @@ class _Collector:
             bound=self._bound(after, flops),
             roofline_us=roofline,
             why=why_call(self.graph, n, self.compiled.openings),
+            needs=self._needs(self.compiled.launches[number]),
         )
+
+    def _needs(self, launch: Launch) -> tuple[int, ...]:
+        """Steps whose results it reads."""
+        nodes = [n for g in launch.groups for n in g.nodes]
+        sources = {r.source for n in nodes for r in self.reading.reads(n)}
+        made = {s.reads[0].source if s.kind == "project" else s for s in sources}
+        own = self.step_of[nodes[0]]
+        return tuple(sorted({self.step_of[s] for s in made if s in self.step_of} - {own}))
 
     def roofline_us(self, traffic: Traffic, flops: Flops) -> float:
         """The least time under the device's ceilings."""
@@ -189,13 +225,11 @@ class _Collector:
 
     def _members(self, number: int) -> tuple[Member, ...]:
         parts: dict[int, list[Node]] = {}
-        stored = {n for g in self.compiled.launches[number].groups for n in g.stored}
         for n in self.evaluated[number]:
-            if n.op in _VALUELESS and n not in stored:
-                continue  # a zero that many share has the origin of whoever made it first
             found = [self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx]
             if found:
                 parts.setdefault(found[0], []).append(n)
+        parts |= {at: [] for at in self.absorbed.get(number, ())}
         return tuple(self._member(at, parts[at], self.home[at] == number) for at in sorted(parts))
 
     def _member(self, at: int, nodes: list[Node], counted: bool) -> Member:
@@ -208,6 +242,8 @@ class _Collector:
             name=o.call or aten.removeprefix("aten.").strip("_"),
             aten=aten,
             parts=tuple(dict.fromkeys(ops)) or tuple(dict.fromkeys(n.op for n in nodes)),
+            fx=o.fx,
+            feeds=o.feeds,
             line=o.line,
             module=o.module,
             before=before,
@@ -314,6 +350,3 @@ def _lines(members: Sequence[Member]) -> tuple[str, ...]:
 
 def _per(flops: float, nbytes: float) -> float | None:
     return flops / nbytes if nbytes else None
-
-
-__all__ = ["GraphFacts", "Measured", "collect", "evaluated", "sum_totals"]

@@ -55,12 +55,14 @@ class Traffic:
 class Member:
     """An operator of the user's program inside a kernel. `name`: what the program calls ("softmax"); `aten`: the operator it
     is ("aten._softmax"); `parts`: what plait made of it. `counted`: its traffic before is part of this kernel's (an operator
-    spread over kernels counts once, where its result is made). `recomputed`: formed again for the backward, which eager
-    does not do."""
+    spread over kernels counts once, where most of its work is done). `recomputed`: formed again for the backward, which eager
+    does not do. `fx`: its nodes in the captured graph, `feeds`: nodes of the operators that read its results."""
 
     name: str
     aten: str
     parts: tuple[str, ...]
+    fx: tuple[str, ...]
+    feeds: tuple[str, ...]
     line: str
     module: str
     before: Traffic
@@ -106,7 +108,8 @@ class Variant:
 class Kernel:
     """A step of the compiled program: a kernel of plait's ("kernel") or an operator that runs in ATen ("call"), with `why` it
     does. `directions`: vertical, horizontal, input; `mapping`: thread, block, across blocks. `roofline_us`: the least
-    time that the device's ceilings allow for this traffic and work; `bound`: memory, compute or launch, as predicted."""
+    time that the device's ceilings allow for this traffic and work; `bound`: memory, compute or launch, as predicted. `needs`:
+    numbers of the steps whose results it reads; `source`: its text."""
 
     number: int
     name: str
@@ -131,6 +134,8 @@ class Kernel:
     variants: tuple[Variant, ...] = ()
     failure: str = ""
     why: str = ""
+    needs: tuple[int, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,18 @@ class Refusal:
     reason: str
     sentence: str
     unlock: str
+    together_us: float | None
+    apart_us: float | None
+    bytes_at_stake: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Neighbours that were put into one kernel, with the predictions that decided (None: exact chains, always fused)."""
+
+    producer: Side
+    consumer: Side
+    direction: str
     together_us: float | None
     apart_us: float | None
     bytes_at_stake: float
@@ -201,6 +218,7 @@ class GraphFacts:
     status: str
     line: str
     kernels: tuple[Kernel, ...]
+    fusions: tuple[Fusion, ...]
     refusals: tuple[Refusal, ...]
     fallbacks: tuple[Fallback, ...]
     totals: Totals

@@ -1,4 +1,4 @@
-"""Refused pairs in sentences: which two operators of the user's, why they are apart, and what would let them together."""
+"""Decisions on pairs in the user's words: which two operators, why they are apart, and what would let them together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.ir.graph import Graph, Node
+from plait.ir.graph import Graph, Node, made_of
 from plait.plan.openings import Opening
 from plait.plan.plan import Decision, Plan
 from plait.plan.reasons import UNLOCK, Why
-from plait.report.facts import Kernel, Refusal, Side
+from plait.report.facts import Fusion, Refusal, Side
 
 _NOTHING_NS = 50.0
 _BETWEEN = "an ATen call runs between them"  # as plan/search has it
@@ -36,9 +36,27 @@ class Places:
         return Side(name, op, o.line, o.module, self.step_of.get(n, -1))
 
 
-def collect_refusals(
-    plan: Plan, places: Places, openings: Sequence[Opening], steps: Sequence[Kernel]
-) -> tuple[Refusal, ...]:
+def collect_fusions(plan: Plan, places: Places) -> tuple[Fusion, ...]:
+    """Every pair that was put together, in the order of the program."""
+    return tuple(
+        Fusion(
+            places.side(d.producer),
+            places.side(d.consumer),
+            _direction(plan, d),
+            _us(d.together_ns),
+            _us(d.apart_ns),
+            d.bytes_at_stake,
+        )
+        for d in plan.decisions
+        if d.fused
+    )
+
+
+def _us(ns: float) -> float | None:
+    return ns / 1e3 if ns > 0 else None
+
+
+def collect_refusals(plan: Plan, places: Places, openings: Sequence[Opening]) -> tuple[Refusal, ...]:
     """Every neighbouring pair that stayed apart, most bytes at stake first. Pairs that share a launch after all (as parts of it
     that do not wait for each other) are left out."""
     out = []
@@ -53,7 +71,7 @@ def collect_refusals(
             Refusal(
                 producer=a,
                 consumer=b,
-                direction="vertical" if _feeds(plan, d) else "input",
+                direction=_direction(plan, d),
                 reason=d.reason.why.value,
                 sentence=sentence,
                 unlock=unlock,
@@ -65,14 +83,19 @@ def collect_refusals(
     return tuple(out)
 
 
-def _feeds(plan: Plan, d: Decision) -> bool:
+def _direction(plan: Plan, d: Decision) -> str:
+    """Whether one feeds the other, or both read a tensor."""
     if d.consumer.kind == "extern":
-        return True
+        return "vertical"
+    if d.fused:
+        below = made_of(d.consumer, plan.group_of[d.producer].nodes, plan.reading.reads)
+        return "vertical" if d.producer in below else "input"
     group = plan.group_of.get(d.consumer)
     made = set(plan.group_of[d.producer].nodes) if d.producer in plan.group_of else {d.producer}
     nodes = group.nodes if group is not None else (d.consumer,)
     sources = {r.source for n in nodes for r in plan.reading.reads(n)}
-    return any(s in made or (s.kind == "project" and s.reads[0].source in made) for s in sources)
+    feeds = any(s in made or (s.kind == "project" and s.reads[0].source in made) for s in sources)
+    return "vertical" if feeds else "input"
 
 
 def _words(graph: Graph, d: Decision, a: Side, b: Side, openings: Sequence[Opening]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from plait.api import backend_with
 from plait.compiler import Compiled, all_levels, compile_graph
 from plait.emit.triton import TritonSource, emit_triton
+from plait.emit.writer import identifier
 from plait.errors import LowerFailed, PlaitError, UserError
 from plait.frontend.baseline import Operator, operators
 from plait.frontend.capture import user_line
@@ -199,22 +200,18 @@ class _Watch:
         record = seen.record
         fallbacks = tuple(Fallback(f.scope, f.op, f.reason, f.line) for f in record.fallbacks)
         compiled: Compiled | None = record.details.get("compiled")
-        kernels: Any = ()
-        refusals: Any = ()
-        totals = Totals(operators=len(seen.operators), fallbacks=len(fallbacks))
         if compiled is not None and record.status == "compiled":
             measured = seen.measured or _measured(compiled, record)
-            kernels, refusals, totals = collect(compiled, record.details["script"], seen.operators, measured)
-            totals = replace(totals, fallbacks=len(fallbacks))
-        return GraphFacts(
+            found = collect(compiled, record.details["script"], seen.operators, measured)
+        else:
+            found = GraphFacts("", "", record.status, "", (), (), (), (), Totals(operators=len(seen.operators)), 0.0)
+        return replace(
+            found,
             name=record.name,
             kind=record.kind,
-            status=record.status,
             line=seen.line,
-            kernels=kernels,
-            refusals=refusals,
             fallbacks=fallbacks,
-            totals=totals,
+            totals=replace(found.totals, fallbacks=len(fallbacks)),
             compile_seconds=record.total_seconds,
         )
 
@@ -233,11 +230,11 @@ def _on_card(compiled: Compiled) -> dict[str, Measured]:
                 )
             except LowerFailed as failed:
                 out[launch.name] = Measured(failure=failed.message)
-    for name, usage in zip(sources, usages_for(list(sources.values()), limits.arch), strict=True):
+    for (name, source), usage in zip(sources.items(), usages_for(list(sources.values()), limits.arch), strict=True):
         if isinstance(usage, str):
-            out[name] = Measured(failure=usage)
+            out[name] = Measured(failure=usage, source=source.text)
         else:
-            out[name] = Measured(_resources(usage, compiled.spec.name))
+            out[name] = Measured(_resources(usage, compiled.spec.name), source=source.text)
     return out
 
 
@@ -250,9 +247,8 @@ def _on_cpu(compiled: Compiled, options: Options) -> dict[str, Measured]:
     launches = [launch for launch in compiled.launches if launch.parts]
     texts = CppSources([CppKernel(x.name, tuple(p.program for p in x.parts)) for x in launches])
     built = build_cpp(texts, cache_for(options), options.threads)
-    return {
-        x.name: Measured(failure=b.message) for x, b in zip(launches, built, strict=True) if isinstance(b, BuildFailed)
-    }
+    failures = [b.message if isinstance(b, BuildFailed) else "" for b in built]
+    return {x.name: Measured(failure=failures[k], source=texts.text(k)) for k, x in enumerate(launches)}
 
 
 def _measured(compiled: Compiled, record: report.CompileRecord) -> dict[str, Measured]:
@@ -262,6 +258,7 @@ def _measured(compiled: Compiled, record: report.CompileRecord) -> dict[str, Mea
     if executable is None:
         return {}
     out: dict[str, Measured] = {}
+    sources: dict[str, str] = record.details.get("sources", {})
     failures = {f.op: f.reason for f in record.fallbacks if f.scope == "group"}
     for launch in compiled.launches:
         if not launch.parts:
@@ -274,7 +271,8 @@ def _measured(compiled: Compiled, record: report.CompileRecord) -> dict[str, Mea
             kernel, chosen = kernel.variants[at], kernel.names[at]
         binary = getattr(kernel, "binary", None)
         known = _resources(usage_of(binary), compiled.spec.name) if binary is not None else None
-        out[launch.name] = Measured(known, times, chosen, failures.get(launch.name, ""))
+        source = sources.get(launch.name) or sources.get(identifier(launch.name), "")
+        out[launch.name] = Measured(known, times, chosen, failures.get(launch.name, ""), source)
     return out
 
 

@@ -75,6 +75,7 @@ class Entry:
     count: int = 0
     nbytes: float = 0.0
     call: str = ""
+    kind: str = ""  # of the graph
 
 
 def entries(graphs: Sequence[GraphFacts]) -> list[Entry]:
@@ -87,11 +88,13 @@ def entries(graphs: Sequence[GraphFacts]) -> list[Entry]:
             if call is not None:
                 # said of the call, whoever its neighbours are
                 other = r.consumer if call is r.producer else r.producer
-                entry = found.setdefault(("call", _side(call), call.op, g.kind), Entry(r, call=_side(call)))
+                entry = found.setdefault(
+                    ("call", _side(call), call.op, g.kind), Entry(r, call=_side(call), kind=g.kind)
+                )
                 entry.neighbours.append(other.name)
             else:
                 key = (_side(r.producer), _side(r.consumer), r.reason, g.kind)
-                entry = found.setdefault(key, Entry(r))
+                entry = found.setdefault(key, Entry(r, kind=g.kind))
             entry.count += 1
             entry.nbytes += r.bytes_at_stake
     return sorted(found.values(), key=lambda e: (-e.nbytes, e.first.producer.line, e.first.consumer.line))

@@ -96,7 +96,8 @@ def _entry(e: Entry) -> Text:
     r = e.first
     head = f"{e.call}, beside {listed(e.neighbours, 4)}" if e.call else f"{r.producer.name} | {r.consumer.name}"
     times = f" ({e.count} pairs)" if e.count > 1 and not e.call else ""
-    text = Text(head + times, style="bold")
+    backward = ", backward" if e.kind == "backward" else ""
+    text = Text(head + times + backward, style="bold")
     text.append(f"\n{r.sentence}", style="not bold")
     text.append(f"\nto change it: {r.unlock}", style="dim not bold")
     return text

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -15,10 +16,12 @@ from click.testing import CliRunner, Result
 
 import plait
 from plait.errors import UserError
+from plait.options import Options
 from plait.report import facts as F
 from plait.report.checks import nbytes
 from plait.report.json_form import SCHEMA_FILE
 from plait.report.report import Report
+from plait.runtime.tune import Tuned
 from plait.tools.cli import main
 
 
@@ -111,17 +114,17 @@ memory 4.00 MB at most beside inputs of 8.00 MB
 
 Not fused: nothing
 
-graph0 (inference) from test_explain.py:26
+graph0 (inference) from test_explain.py:29
 #  step, by time                            us bound  bytes alone   fused flop/B fused
 0  mul x2, add, sqrt                       926 memory     36.0 MB 12.0 MB  0.083 0.250
-   test_explain.py:26-29; vertical, thread
+   test_explain.py:29-32; vertical, thread
 
   k0_add_sqrt: 3.00 M arithmetic, 1.00 M special functions; roofline 923 us
   operator the user's line                          flops special bytes alone flop/B
-  mul      test_explain.py:26 a = x * x            1.00 M       0     8.00 MB  0.125
-  mul      test_explain.py:27 b = y * y            1.00 M       0     8.00 MB  0.125
-  add      test_explain.py:28 c = a + b            1.00 M       0     12.0 MB  0.083
-  sqrt     test_explain.py:29 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
+  mul      test_explain.py:29 a = x * x            1.00 M       0     8.00 MB  0.125
+  mul      test_explain.py:30 b = y * y            1.00 M       0     8.00 MB  0.125
+  add      test_explain.py:31 c = a + b            1.00 M       0     12.0 MB  0.083
+  sqrt     test_explain.py:32 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
   values: in registers mul_2, mul_3, add_4; in memory sqrt_5
 """
 
@@ -263,6 +266,70 @@ def test_bytes_as_text(given: float | str, expected: float) -> None:
 def test_nonsense_is_no_number_of_bytes() -> None:
     with pytest.raises(ValueError, match="12 parsecs"):
         nbytes("12 parsecs")
+
+
+# ------------------------------------------------------------------------------------------------------------ records
+def test_fusions_are_kept_with_what_decided_them(mixed: Report, l2: Report) -> None:
+    names = {(f.producer.name, f.consumer.name) for f in l2.graphs[0].fusions}
+    assert ("add", "sqrt") in names
+    every = [f for g in mixed.graphs for f in g.fusions]
+    assert every and all(f.together_us is None or f.apart_us is None or f.together_us < f.apart_us for f in every)
+    assert {f.direction for f in every} <= {"vertical", "input"}
+
+
+def test_steps_know_what_they_read_and_their_text(mixed: Report) -> None:
+    kernels = mixed.graphs[0].kernels
+    product = next(k for k in kernels if k.name == "aten.mm.default")
+    (before,) = product.needs
+    assert [m.name for m in kernels[before].members] == ["layer_norm"]
+    assert all(("plait" in k.source) is (k.kind == "kernel") for k in kernels)
+    assert any("for" in k.source for k in kernels)
+
+
+def test_operators_of_which_no_node_is_left_are_where_their_readers_are() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x.t().contiguous() @ w) + 1
+
+    x = torch.randn(64, 32)
+    report = plait.explain(fn, x, torch.randn(64, 8), target="cpu")
+    found = [(m.name, k.name) for _, k in report.steps() for m in k.members if m.name == "contiguous"]
+    assert found and report.totals.before.total == sum(k.before.total for _, k in report.steps())
+
+
+def test_peak_memory_is_of_values_alive_at_once() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.special.bessel_j0(x)  # a call each: one result lives while the next is made
+        return x
+
+    t = plait.explain(fn, torch.rand(1000), target="cpu").totals
+    assert (t.peak_bytes, t.input_bytes, t.calls) == (8000, 4000, 4)
+
+
+def test_measured_times_and_binaries_of_built_kernels() -> None:
+    """What a card records: schedules that were timed, and the driver's word on the chosen one."""
+    from plait.report import run
+
+    watch = run._Watch(Options.make(), "h200")
+    watch.compiled(_l2)(*_two())
+    (seen,) = watch.seen
+    compiled = seen.record.details["compiled"]
+    binary = SimpleNamespace(n_regs=40, n_spills=2, metadata=SimpleNamespace(shared=1024, num_warps=8))
+    kernels: list[Any] = [SimpleNamespace(binary=None), SimpleNamespace(binary=binary)]
+    tuned = Tuned(kernels, ["default", "wide"])
+    tuned.times_ms, tuned.choice = {"default": 0.02, "wide": 0.01}, 1
+    seen.record.details["executable"] = lambda: SimpleNamespace(kernels=[tuned])
+    seen.measured = run._measured(compiled, seen.record)
+    (kernel,) = watch.facts(seen).kernels
+    assert kernel.resources == F.Resources(40, 8, 1024, 0.75)
+    assert kernel.measured_us == pytest.approx(10.0)
+    assert kernel.roofline_us is not None and kernel.roofline_share == pytest.approx(kernel.roofline_us / 10.0)
+    assert [(v.name, v.chosen) for v in kernel.variants] == [("default", False), ("wide", True)]
+
+
+def test_a_compiled_function_is_explained_as_what_it_is() -> None:
+    report = plait.explain(plait.compile(_l2), *_two(8), target="cpu")
+    assert [m.name for m in report.graphs[0].kernels[0].members] == ["mul", "mul", "add", "sqrt"]
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
