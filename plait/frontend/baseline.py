@@ -60,7 +60,7 @@ def operators(gm: fx.GraphModule, in_backward: bool = False) -> tuple[Operator, 
     """Operators of a graph of ATen calls, in order; of a backward, the forward's are formed a second time."""
     parts: dict[Any, list[fx.Node]] = {}
     for n in gm.graph.nodes:
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OperatorBase) and not _is_view(n):
+        if n.op == "call_function" and isinstance(n.target, torch._ops.OperatorBase) and not _is_free(n):
             parts.setdefault(_whole(n), []).append(n)
     return tuple(_operator(nodes, in_backward) for nodes in parts.values())
 
@@ -122,8 +122,6 @@ def _traffic(nodes: list[fx.Node]) -> tuple[float, float]:
     inside = set(nodes)
     only = nodes[0] if len(nodes) == 1 else None
     name = _name(only.target).removeprefix("aten.") if only is not None else ""
-    if name == "copy_":
-        return 0.0, 0.0  # of a functionalised update, which eager makes in place
     views: dict[fx.Node, dict[fx.Node, float]] = {}
     for n in nodes:
         for a in n.all_input_nodes:
@@ -148,6 +146,11 @@ def _behind_views(n: fx.Node) -> fx.Node:
     while _is_view(n) or (n.target is operator.getitem and _is_view(n.all_input_nodes[0])):
         n = n.all_input_nodes[0]
     return n
+
+
+def _is_free(n: fx.Node) -> bool:
+    """Views, and the last step of a functionalised update, which eager makes in place."""
+    return _is_view(n) or n.target is torch.ops.aten.copy_.default
 
 
 def _is_view(n: fx.Node) -> bool:

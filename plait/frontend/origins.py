@@ -21,7 +21,7 @@ def _module(meta: dict[str, Any]) -> str:
     for entry in stack.values():
         path = entry[0] if isinstance(entry, (tuple, list)) else str(entry)
     # dynamo spells it L['self'].blocks[0].attn, and by another name where a function has the module
-    return re.sub(r"^L\['\w+'\]\.?(_modules)?\.?", "", path)
+    return re.sub(r"^[LG]\['\w+'\]\.?(_modules)?\.?", "", path)
 
 
 def _line(trace: str) -> str:

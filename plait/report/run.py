@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from plait.api import backend_with
 from plait.compiler import Compiled, all_levels, compile_graph
+from plait.emit.cpp import CppKernel
 from plait.emit.triton import TritonSource, emit_triton
 from plait.emit.writer import identifier
-from plait.errors import LowerFailed, PlaitError, UserError
+from plait.errors import BuildFailed, CompileError, LowerFailed, PlaitError, UserError
 from plait.frontend.baseline import Operator, operators
 from plait.frontend.capture import user_line
 from plait.frontend.fx_import import import_fx
@@ -33,6 +34,7 @@ from plait.report.report import Report
 from plait.runtime import report
 from plait.runtime.binary import Usage, usage_of, usages_for
 from plait.runtime.build import CppSources, build_cpp, f8_saturates
+from plait.runtime.cache import cache_for
 from plait.runtime.link import link
 from plait.runtime.tune import Tuned
 
@@ -72,11 +74,13 @@ def explain_calls(
     target: str | None = None,
     options: Mapping[str, Any] | None = None,
     name: str = "",
+    say: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """explain for several calls, one after another: a call of other shapes may be compiled anew. `name`: of the program."""
+    """explain for several calls, one after another: a call of other shapes may be compiled anew. `name`: of the program; `say`
+    is told what is being compiled."""
     if target is not None and target not in SPECS:
         raise UserError(f"there is no target {target!r}", hint=f"targets: {', '.join(SPECS)}")
-    watch = _Watch(Options.make(None, options), target)
+    watch = _Watch(Options.make(None, options), target, say)
     broke = dict(torch._dynamo.utils.counters["graph_break"])
     run = watch.compiled(fn)
     # each report compiles anew, whatever was compiled of this code before
@@ -102,9 +106,10 @@ def _watched_call(fn: Callable[..., Any], run: Callable[..., Any], args: Sequenc
         _call(run, args, train)
     except PlaitError:
         raise
-    except Exception:  # Dynamo wraps what a program raises
+    except Exception as error:  # Dynamo wraps what a program raises
         _raise_if_eager_does(fn, args, train)
-        raise
+        words = f"{type(error).__name__}: {_one_line(str(error))}"
+        raise CompileError(f"eager runs the program, torch.compile does not: {words}") from error
 
 
 def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
@@ -161,8 +166,8 @@ def _name(fn: Any) -> str:
 class _Watch:
     """A backend that keeps what it compiled."""
 
-    def __init__(self, options: Options, target: str | None) -> None:
-        self.options, self.target = options, target
+    def __init__(self, options: Options, target: str | None, say: Callable[[str], None] = lambda line: None) -> None:
+        self.options, self.target, self.say = options, target, say
         self.seen: list[_Seen] = []
 
     def compiled(self, fn: Any) -> Callable[..., Any]:
@@ -175,6 +180,7 @@ class _Watch:
     def compile(self, gm: Any, inputs: Sequence[Any], options: Options, *, kind: str) -> Callable[..., Any]:
         seen = _Seen(report.current(), operators(gm, kind == "backward"), user_line(gm.graph))
         self.seen.append(seen)
+        self.say(f"compiling {seen.record.name} ({kind}), {len(seen.operators)} operators ...")
         if self.target is None:
             return compile_graph(gm, inputs, options, kind=kind)
         return self.for_target(seen, gm, inputs, SPECS[self.target])
@@ -240,10 +246,6 @@ def _on_card(compiled: Compiled) -> dict[str, Measured]:
 
 def _on_cpu(compiled: Compiled, options: Options) -> dict[str, Measured]:
     """Whether the C++ of each kernel compiles; there are no resources to read."""
-    from plait.emit.cpp import CppKernel
-    from plait.errors import BuildFailed
-    from plait.runtime.cache import cache_for
-
     launches = [launch for launch in compiled.launches if launch.parts]
     texts = CppSources([CppKernel(x.name, tuple(p.program for p in x.parts)) for x in launches])
     built = build_cpp(texts, cache_for(options), options.threads)

@@ -25,7 +25,9 @@ def render(facts: Facts, *, top: int = 5, detail: bool | None = None, width: int
     """The page. `top`: refusals, and steps of each graph, to list (0: all); `detail`: every operator and value of every kernel
     (None: of small programs)."""
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False, soft_wrap=False)
+    console = Console(
+        file=out, width=width, force_terminal=color, no_color=None if color else True, highlight=False, soft_wrap=False
+    )
     if detail is None:
         detail = facts.totals.launches <= _FEW
     for part in (_head(facts), _refusals(facts, top), *(_graph(facts, g, top, detail) for g in facts.graphs)):

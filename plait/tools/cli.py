@@ -31,6 +31,8 @@ class _Commands(click.Group):
             click.echo(f"error: {error}", err=True)
             ctx.exit(2)
         except PlaitError as error:
+            if ctx.meta.get("plait.debug"):
+                raise
             click.echo(f"error: {error}", err=True)
             ctx.exit(1)
 

@@ -1,7 +1,7 @@
 """The work of `plait explain`: load a program file, explain what it makes, and print or write the report.
 
-The file defines make(), which returns (fn, args): the arguments of one call, or a list of tuples, each the arguments of one. Whatever is wrong with the file or the program is
-one clear line and exit code 2.
+The file defines make(), which returns (fn, args): the arguments of one call, or a list of tuples, each the arguments of one.
+Whatever is wrong with the file or the program is one clear line and exit code 2.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import shutil
 import sys
 import traceback
 import warnings
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import UserError
+from plait.report.text import WIDTH
 
+_NARROWEST = 60
 _PROGRAM = "plait_explained_program"
 
 
@@ -33,13 +36,17 @@ def run(
     debug: bool = False,
 ) -> int:
     """Explain a file; the exit code."""
-    fn, calls = load(file)
-    from plait.report.run import explain_calls
-
-    with warnings.catch_warnings(), _quiet(not debug):
+    _say_to_people(f"loading {file} ...")
+    # what the program prints is no part of the report
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), _quiet(not debug):
         warnings.simplefilter("ignore")  # what runs in eager is in the report
+        fn, calls = load(file)
+        from plait.report.run import explain_calls
+
         given = dict(options) or None
-        report = explain_calls(fn, calls, train=train, target=target, options=given, name=Path(file).name)
+        report = explain_calls(
+            fn, calls, train=train, target=target, options=given, name=Path(file).name, say=_say_to_people
+        )
     if json_path == "-":
         print(report.to_json())
         return 0
@@ -48,8 +55,16 @@ def run(
             report.to_json(json_path)
         except OSError as error:
             raise UserError(f"cannot write {json_path}: {error.strerror}") from error
-    print(report.text(top=top, detail=detail, color=sys.stdout.isatty()), end="")
+    color = sys.stdout.isatty()
+    width = min(WIDTH, max(shutil.get_terminal_size().columns, _NARROWEST)) if color else WIDTH
+    print(report.text(top=top, detail=detail, width=width, color=color), end="")
     return 0
+
+
+def _say_to_people(line: str) -> None:
+    """Progress, on a terminal's error stream: results are for the other one."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

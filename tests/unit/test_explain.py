@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,17 +115,17 @@ memory 4.00 MB at most beside inputs of 8.00 MB
 
 Not fused: nothing
 
-graph0 (inference) from test_explain.py:29
+graph0 (inference) from test_explain.py:30
 #  step, by time                            us bound  bytes alone   fused flop/B fused
 0  mul x2, add, sqrt                       926 memory     36.0 MB 12.0 MB  0.083 0.250
-   test_explain.py:29-32; vertical, thread
+   test_explain.py:30-33; vertical, thread
 
   k0_add_sqrt: 3.00 M arithmetic, 1.00 M special functions; roofline 923 us
   operator the user's line                          flops special bytes alone flop/B
-  mul      test_explain.py:29 a = x * x            1.00 M       0     8.00 MB  0.125
-  mul      test_explain.py:30 b = y * y            1.00 M       0     8.00 MB  0.125
-  add      test_explain.py:31 c = a + b            1.00 M       0     12.0 MB  0.083
-  sqrt     test_explain.py:32 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
+  mul      test_explain.py:30 a = x * x            1.00 M       0     8.00 MB  0.125
+  mul      test_explain.py:31 b = y * y            1.00 M       0     8.00 MB  0.125
+  add      test_explain.py:32 c = a + b            1.00 M       0     12.0 MB  0.083
+  sqrt     test_explain.py:33 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
   values: in registers mul_2, mul_3, add_4; in memory sqrt_5
 """
 
@@ -399,6 +400,56 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(text: str | None, says: str
     assert says in done.output
     assert "Traceback" not in done.output and len(done.output.strip().splitlines()) <= 2
     assert isinstance(_explain(path, "--debug").exception, UserError)
+
+
+def test_what_only_torch_compile_raises_is_no_fault_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plait.report import run
+
+    def broken(*args: Any) -> None:
+        raise AssertionError("incorrect out shape\nand more")
+
+    monkeypatch.setattr(run._Watch, "compiled", lambda watch, fn: broken)
+    path = tmp_path / "program.py"
+    path.write_text(_FILE)
+    done = _explain(path)
+    assert done.exit_code == 1
+    assert "eager runs the program, torch.compile does not: AssertionError: incorrect out shape\n" in done.output
+
+
+def test_what_a_program_prints_is_no_part_of_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("print('loaded')\n" + _FILE.replace("return torch", "print('running'); return torch"))
+    done = _explain(path, "--target", "cpu", "--json", "-")
+    assert json.loads(done.stdout)["schema"] == "plait.report/1"
+    assert "loaded" in done.stderr
+
+
+def test_explaining_costs_little_beside_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most a tenth of a model's compile time, with everything but planning taken from the cache."""
+    from plait.report import run
+
+    spent = 0.0
+
+    def timed(fn: Any) -> Any:
+        def inner(*args: Any) -> Any:
+            nonlocal spent
+            start = time.perf_counter()
+            out = fn(*args)
+            spent += time.perf_counter() - start
+            return out
+
+        return inner
+
+    layers = [torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(2)]
+    model, x = torch.nn.Sequential(*layers).train(), torch.randn(2, 32, 64)
+    plait.explain(model, x, train=True)
+    monkeypatch.setattr(run, "operators", timed(run.operators))
+    monkeypatch.setattr(run._Watch, "facts", timed(run._Watch.facts))
+    report = plait.explain(model, x, train=True)
+    assert report.totals.kernels > 4
+    assert spent < 0.1 * sum(g.compile_seconds for g in report.graphs)
 
 
 def test_the_command_prints_a_page_or_json(tmp_path: Path) -> None:
