@@ -73,6 +73,11 @@ class Limits:
     shared: int
     reserved: int = 1024
 
+    @property
+    def most_shared(self) -> int:
+        """Bytes of shared memory that a block can have."""
+        return self.shared - self.reserved
+
     def occupancy(self, warps: int, registers: int, shared: int) -> float:
         """Share of the multiprocessor's warps that are resident, for blocks that take this much."""
         per_warp = -(-max(registers, 1) * 32 // 256) * 256  # registers are given out by 256 a warp

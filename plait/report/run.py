@@ -235,12 +235,15 @@ def _on_card(compiled: Compiled) -> dict[str, Measured]:
                     [p.program for p in launch.parts], launch.name, f8_saturates=f8_saturates()
                 )
             except LowerFailed as failed:
-                out[launch.name] = Measured(failure=failed.message)
+                out[launch.name] = Measured(failure=f"does not compile: {failed.message}")
     for (name, source), usage in zip(sources.items(), usages_for(list(sources.values()), limits.arch), strict=True):
         if isinstance(usage, str):
-            out[name] = Measured(failure=usage, source=source.text)
-        else:
-            out[name] = Measured(_resources(usage, compiled.spec.name), source=source.text)
+            out[name] = Measured(failure=f"does not compile: {usage}", source=source.text)
+            continue
+        failure = ""
+        if usage.shared > limits.most_shared:
+            failure = f"does not run: {usage.shared} B of shared memory a block, the device has {limits.most_shared}"
+        out[name] = Measured(_resources(usage, compiled.spec.name), failure=failure, source=source.text)
     return out
 
 
@@ -249,7 +252,7 @@ def _on_cpu(compiled: Compiled, options: Options) -> dict[str, Measured]:
     launches = [launch for launch in compiled.launches if launch.parts]
     texts = CppSources([CppKernel(x.name, tuple(p.program for p in x.parts)) for x in launches])
     built = build_cpp(texts, cache_for(options), options.threads)
-    failures = [b.message if isinstance(b, BuildFailed) else "" for b in built]
+    failures = [f"does not compile: {b.message}" if isinstance(b, BuildFailed) else "" for b in built]
     return {x.name: Measured(failure=failures[k], source=texts.text(k)) for k, x in enumerate(launches)}
 
 

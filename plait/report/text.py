@@ -18,6 +18,7 @@ from plait.report.summary import Entry, Row, entries, rows, saved
 from plait.report.words import bytes_text, count, figure, intensity_text, listed, modules, place, places, us_text
 
 WIDTH = 100
+_MOVES = frozenset(("copy", "cast", "pieces"))
 _FEW = 2  # kernels of a program that is shown in detail unless asked otherwise
 
 
@@ -68,11 +69,23 @@ def _head(facts: Facts) -> RenderableType:
         after += f", {us_text(t.predicted_us)} us predicted"
     lines: list[RenderableType] = [title, Text(before), Text(after)]
     lines.append(Text(f"memory {bytes_text(t.peak_bytes)} at most beside inputs of {bytes_text(t.input_bytes)}"))
+    for failure, n in _failures(facts).items():
+        lines.append(Text(f"{count(n, 'kernel')} {failure}", style="red"))
     for reason in facts.breaks:
         lines.append(Text(f"cut by Dynamo: {reason}", style="yellow"))
     for f in dict.fromkeys((f.scope, f.op, f.reason) for g in facts.graphs for f in g.fallbacks):
         lines.append(Text(f"in eager: {f[0]} {f[1]}: {f[2]}".replace(" :", ":"), style="red"))
     return Group(*lines)
+
+
+def _failures(facts: Facts) -> dict[str, int]:
+    """What is wrong with kernels, and with how many: "does not run" of one, "do not run" of several."""
+    found: dict[str, int] = {}
+    for _, k in facts.steps():
+        if k.failure:
+            what = k.failure.partition(":")[0]
+            found[what] = found.get(what, 0) + 1
+    return {what if n == 1 else what.replace("does", "do", 1): n for what, n in found.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -101,7 +114,8 @@ def _entry(e: Entry) -> Text:
     backward = ", backward" if e.kind == "backward" else ""
     text = Text(head + times + backward, style="bold")
     text.append(f"\n{r.sentence}", style="not bold")
-    text.append(f"\nto change it: {r.unlock}", style="dim not bold")
+    if not r.unlock.startswith("nothing"):
+        text.append(f"\nto change it: {r.unlock}", style="dim not bold")
     return text
 
 
@@ -159,6 +173,8 @@ def _step(row: Row) -> Text:
     """What a step does, where the user wrote it, and how it runs."""
     k = row.first
     names = listed(row.operators, 7) or k.name
+    if k.kind == "kernel" and k.members and all(set(m.parts) <= _MOVES for m in k.members):
+        names += " (copies alone)"
     text = Text(names if k.kind == "kernel" else f"{names} ({k.name.removesuffix('.default')})")
     notes = [places(k.lines)] if k.lines else []
     if k.kind == "call":
@@ -172,7 +188,7 @@ def _step(row: Row) -> Text:
     if notes:
         text.append(f"\n{'; '.join(notes)}", style="dim")
     if k.failure:
-        text.append(f"\ndoes not compile: {k.failure}", style="red")
+        text.append(f"\n{k.failure}", style="red")
     return text
 
 

@@ -33,8 +33,18 @@ def test_a_kernel_that_does_not_compile_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(binary, "cross_compile", broken)
     report = plait.explain(_norm, torch.randn(512, 1024), target="a100")
     (kernel,) = report.graphs[0].kernels
-    assert kernel.failure == "RuntimeError: PassManager::run failed" and kernel.resources is None
-    assert "does not compile: RuntimeError: PassManager::run failed" in " ".join(str(report).split())
+    assert kernel.failure == "does not compile: RuntimeError: PassManager::run failed" and kernel.resources is None
+    page = " ".join(str(report).split())
+    assert "1 kernel does not compile" in page and "does not compile: RuntimeError: PassManager::run failed" in page
+
+
+def test_a_kernel_that_wants_more_than_there_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binary, "usage_of", lambda compiled: binary.Usage(64, 0, 200_000, 4))
+    x = torch.randn(512, 1024)
+    assert plait.explain(_norm, x, target="h100").graphs[0].kernels[0].failure == ""
+    (kernel,) = plait.explain(_norm, x, target="a100").graphs[0].kernels
+    assert kernel.failure == "does not run: 200000 B of shared memory a block, the device has 166912"
+    assert kernel.resources is not None and kernel.resources.occupancy == 0
 
 
 @pytest.mark.parametrize(
