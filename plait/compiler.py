@@ -11,6 +11,7 @@ from typing import Any
 
 from plait.errors import InternalError, LowerFailed
 from plait.frontend.fx_import import import_fx
+from plait.frontend.saved import report_strides
 from plait.ir.check import check_graph
 from plait.ir.graph import Graph, Node
 from plait.options import Options
@@ -28,6 +29,7 @@ from plait.rewrite.passes.gathered_products import gathered_products
 from plait.rewrite.passes.linear_sums import linear_sums
 from plait.rewrite.passes.materialise import materialise
 from plait.rewrite.passes.open_contractions import can_open, open_contractions
+from plait.rewrite.passes.pad_rows import pad_rows
 from plait.rewrite.passes.single_points import single_points
 from plait.rewrite.passes.split_cascades import split_cascades
 from plait.rewrite.passes.split_reductions import split_reductions
@@ -64,7 +66,9 @@ def compile_graph(
     report.compiled(compiled)
     script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
     report.current().details["script"] = script
-    return assemble(gm, compiled, script, options)
+    made = assemble(gm, compiled, script, options)
+    report_strides(compiled.graph)
+    return made
 
 
 def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
@@ -85,7 +89,7 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
     graph = single_points(graph)
-    gains = opening_gains(graph, spec, can_open) if options.plan != "none" else {}
+    gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
     calls = list(gains)
     worth = chosen = frozenset(n for n, gain in gains.items() if gain > 0)
     while True:
@@ -111,6 +115,14 @@ def _openings(
     return tuple(Opening(o.fx, gain, state(n)) for n, gain in gains.items() for o in graph.origins.get(n, ())[:1])
 
 
+def padded(graph: Graph, spec: DeviceSpec, options: Options, reading: Reading | None = None) -> Graph:
+    """The same graph, with the last word on where its values lie."""
+    out = pad_rows(graph, spec, options.numerics, reading)
+    if len(out.padded) > len(graph.padded):
+        check_graph(out, level=options.check)
+    return out
+
+
 def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Simplified Graph to Plan to TilePrograms."""
     plan, env = _planned(graph, spec, options)
@@ -119,6 +131,7 @@ def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled
 
 def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:
     reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
+    graph = padded(graph, spec, options, reading)
     env = Env(Layouts(graph).strides, reading.inline, options.numerics, graph.symbols, reading.reads)
 
     def fits(al: Alignment, stored: Sequence[Node]) -> Reason | None:

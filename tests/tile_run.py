@@ -17,6 +17,8 @@ from plait.oracle.eval_tile import TileReport, flat_view, run_tile
 from plait.plan.layout import Layouts
 from plait.tile.lower import Lowered
 
+_UNWRITTEN = 77  # what memory holds before it is written, and between rows
+
 
 @dataclass
 class TileRun:
@@ -69,7 +71,8 @@ class TileRunner:
         """Run one kernel with the evaluator; what it stores are the values of its nodes from now on."""
         given = self.buffers(lowered)
         symbols = dict(zip(lowered.program.symbols, self.sizes_of(lowered), strict=True))
-        report = run_tile(lowered.program, given, symbols, complete=True)
+        gaps = any(n in self.ev.graph.padded for n in lowered.tensors)
+        report = run_tile(lowered.program, given, symbols, complete=not gaps)
         self.keep(lowered, given)
         self.reports.append((lowered, report))
         return report
@@ -79,7 +82,7 @@ class TileRunner:
         given: list[Tensor] = []
         for n, b in zip(lowered.tensors, lowered.program.buffers, strict=False):
             if b.role == "out":
-                given.append(torch.full((max(self.ev.size(b.elems), 0),), 77, dtype=_torch(n)))
+                given.append(torch.full((max(self.ev.size(b.elems), 0),), _UNWRITTEN, dtype=_torch(n)))
             else:
                 given.append(self.memory(n))
         return given
@@ -94,6 +97,10 @@ class TileRunner:
         for n, b, flat in zip(lowered.tensors, lowered.program.buffers, given, strict=False):
             if b.role == "out":
                 value = flat.as_strided(self.ev.sizes(n.shape), self.ev.sizes(self.layouts.strides(n)))
+                if n in self.ev.graph.padded:
+                    between = flat.clone()
+                    between.as_strided(value.shape, value.stride()).fill_(_UNWRITTEN)
+                    assert bool((between == _UNWRITTEN).all()), f"{n} was written between its rows"
                 self.ev.values[n] = Value(value, value)
 
     def memory(self, n: Node) -> Tensor:
@@ -106,7 +113,7 @@ class TileRunner:
             assert not wrong, f"{n} has strides {argument.stride()}, the plan counts on {strides}"
             return flat_view(argument)
         span = 1 + sum((k - 1) * s for k, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
-        flat = torch.full((span,), 77, dtype=value.dtype)
+        flat = torch.full((span,), _UNWRITTEN, dtype=value.dtype)
         flat.as_strided(value.shape, strides).copy_(value)
         return flat
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.frontend.fx_nodes import last_placeholder
+from plait.frontend.fx_nodes import is_view, last_placeholder
 from plait.frontend.marks import EQUALITY, keep
+from plait.frontend.saved import mark_private
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # (graph module, its example inputs, "inference" | "forward" | "backward") -> a boxed callable
@@ -77,6 +78,7 @@ def partition(
     forward_graph, backward_graph = min_cut_rematerialization_partition(
         joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **settings
     )
+    mark_private(forward_graph.graph, backward_graph.graph, num_fwd_outputs)
     return forward_graph, backward_graph
 
 
@@ -139,25 +141,18 @@ def _keep_operands_of_equality(graph: fx.Graph, forward: set[fx.Node]) -> None:
 def _readers(source: fx.Node) -> Iterator[fx.Node]:
     """Users of a tensor that read its elements, those behind views of it included; not the writes into it."""
     for user in source.users:
-        if _is_view(user):
+        if is_view(user):
             yield from _readers(user)
         elif user.op != "output" and not (_writes_to(user) and user.args[0] is source):
             yield user
 
 
 def _behind_views(node: fx.Node) -> fx.Node:
-    while _is_view(node):
+    while is_view(node):
         source = node.args[0]
         assert isinstance(source, fx.Node)
         node = source
     return node
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    aliases = [a.alias_info for a in node.target._schema.arguments if a.alias_info is not None]
-    return bool(aliases) and not any(bool(a.is_write) for a in aliases)
 
 
 def _writes_to(node: fx.Node) -> bool:

@@ -21,6 +21,7 @@ from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
 from plait.frontend.externs import Attr, extern_maker, load_tables, operand_read
 from plait.frontend.layout import elementwise_strides, is_dense, overlaps
 from plait.frontend.origins import origin_of
+from plait.frontend.saved import left_apart, private_results
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -82,9 +83,9 @@ class _Importer:
     ) -> None:
         self.gm = gm
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        for k, n in enumerate(self.placeholders):
-            if "val" not in n.meta and k < len(examples):
-                n.meta["val"] = examples[k]
+        self.examples = dict(zip(self.placeholders, examples, strict=False))
+        for n, example in self.examples.items():
+            n.meta.setdefault("val", example)
         self.position = {n: k for k, n in enumerate(self.placeholders)}
         self.device = device or _device_of(gm)
         self.sizes = Sizes(_shape_env(gm))
@@ -95,6 +96,8 @@ class _Importer:
         self.constants: dict[int, str] = {}
         self.origins: dict[Node, tuple[Origin, ...]] = {}
         self.layouts: dict[Node, Shape] = {}
+        self.padded: dict[Node, Shape] = {}
+        self.private: frozenset[torch.fx.Node] = frozenset()
         self.result = _Result([], [], {}, {})
 
     def run(self) -> Graph:
@@ -114,6 +117,7 @@ class _Importer:
             outputs=tuple(self.result.outputs),
             origins=self.origins,
             layouts=self.layouts,
+            padded=self.padded,
             device=self.device,
             arity=len(self.placeholders),
             constants=self.constants,
@@ -143,7 +147,14 @@ class _Importer:
     def _placeholder(self, fx: torch.fx.Node) -> Any:
         val, position = fx.meta.get("val"), self.position[fx]
         if isinstance(val, torch.Tensor):
-            return self._input(fx.name, val, position)
+            found = self._input(fx.name, val, position)
+            lies = left_apart(val, self.examples.get(fx))
+            if lies is not None:
+                # the program is owed eager's strides; the memory has these
+                i, strides = self.inputs[-1], tuple(map(ix.const, lies))
+                self.inputs[-1] = replace(i, layout=Layout(strides))
+                self.padded[i.node] = strides
+            return found
         if isinstance(val, (torch.SymInt, torch.SymBool)):
             return self.sizes.expr(val)
         if isinstance(val, torch.SymFloat):
@@ -339,6 +350,7 @@ class _Importer:
         return x
 
     def _output(self, fx: torch.fx.Node) -> None:
+        self.private = private_results(fx)
         for leaf in pytree.tree_leaves(fx.args[0], is_leaf=lambda x: x is None):
             self.result.returns.append(self._returned(leaf))
 
@@ -346,7 +358,8 @@ class _Importer:
         if not isinstance(leaf, torch.fx.Node):
             return ("none",) if leaf is None else ("value", leaf)
         value = self.env[leaf]
-        if leaf in self.position and isinstance(value, Tensor) and not isinstance(leaf.meta.get("val"), torch.SymFloat):
+        given = leaf in self.position and isinstance(value, Tensor) and value.source not in self.padded
+        if given and not isinstance(leaf.meta.get("val"), torch.SymFloat):
             return ("input", self.position[leaf])
         if isinstance(value, Expr):
             return ("scalar", value)
@@ -364,7 +377,8 @@ class _Importer:
                 strides = contiguous_strides(value.shape)  # a result owns its elements
             self.result.places[leaf] = len(self.result.outputs)
             read = operand_read(replace(value, strides=strides))
-            self.result.outputs.append(Output(leaf.name, read, strides, device=device, memory=self._memory_of(leaf)))
+            memory, private = self._memory_of(leaf), leaf in self.private
+            self.result.outputs.append(Output(leaf.name, read, strides, None, device, None, memory, private))
         kind = "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "item"
         return (kind, self.result.places[leaf])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 _OWN = ("val", "tensor_meta", "unbacked_bindings")  # what a node knows of itself alone
@@ -24,3 +25,11 @@ def last_placeholder(graph: fx.Graph) -> fx.Node:
     """Behind it all arguments are there."""
     placeholders: list[fx.Node] = [n for n in graph.nodes if n.op == "placeholder"]
     return placeholders[-1]
+
+
+def is_view(node: fx.Node) -> bool:
+    """A call whose result shows the memory of an operand, and that changes none."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    aliases = [a.alias_info for a in node.target._schema.arguments if a.alias_info is not None]
+    return bool(aliases) and not any(bool(a.is_write) for a in aliases)

@@ -5,6 +5,7 @@ A3  reads, axes and expressions fit together: counts, axes that exist, integer v
 T1  reads are in bounds wherever their guard holds         T2  a guard that always holds is absent (level 2)
 G1  closed, acyclic, in the order of serials               G2  every computed node has an origin (level 2)
 G3  at most one output writes to an input                  G4  the text parses back to itself (level 2)
+G5  what lies padded is seen by kernels, products and private outputs alone, and no two of its elements share a place
 
 T1 is proven by bounds where it can be. From level 3 what could not be proven is tried at every point of the hinted
 sizes, or at a sample where there are too many; `check_graph` returns the reads that no proof covers.
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from plait.errors import CheckFailed
 from plait.ir import index as ix
-from plait.ir.graph import Arg, Graph, Node, Output, Read, Shape
+from plait.ir.graph import PRODUCTS, WRITES_ROWS_APART, Arg, Graph, Node, Output, Read, Shape
 from plait.ir.index import Atom, Expr, Facts
 from plait.ir.ops import OPS, TypeMismatch
 from plait.ir.parse import parse_graph
@@ -64,6 +65,8 @@ class _Checker:
         for n, strides in self.g.layouts.items():
             if len(strides) != len(n.shape):
                 raise self.fail("A3", f"has a layout of {len(strides)} strides for {len(n.shape)} dimensions", n)
+        for n, strides in self.g.padded.items():
+            self.padded(n, strides)
         if self.level >= 2:
             text = print_graph(self.g)
             if print_graph(parse_graph(text)) != text:
@@ -135,6 +138,27 @@ class _Checker:
                     raise self.fail("G3", f"output {o.name} writes to argument {o.writes_to} of {total}", o.read.source)
                 written.add(o.writes_to)
             self.output(o)
+
+    def padded(self, n: Node, strides: Shape) -> None:
+        if len(strides) != len(n.shape):
+            raise self.fail("A3", f"is padded to {len(strides)} strides for {len(n.shape)} dimensions", n)
+        self.sizes(strides, n)
+        dims = [(self.g.hint(s), self.g.hint(extent)) for s, extent in zip(strides, n.shape, strict=True)]
+        reach = 1
+        for step, extent in sorted(d for d in dims if d[1] > 1):
+            if step < reach:
+                raise self.fail("G5", f"is padded to {strides}, where elements share a place", n)
+            reach = step * extent
+        if n.kind == "source":
+            return  # the materialised copies of what others see read it
+        if n.kind == "extern" and n.attr("target") not in WRITES_ROWS_APART:
+            raise self.fail("G5", f"is padded, but {n.attr('target')} lays its result out itself", n)
+        for o in self.g.outputs:
+            if o.read.source is n and not o.private:
+                raise self.fail("G5", f"is padded, but output {o.name} shows it", n)
+        for u in self.g.users()[n]:
+            if u.kind == "extern" and u.attr("target") not in PRODUCTS:
+                raise self.fail("G5", f"is padded, but {u!r} is given it", n)
 
     def output(self, o: Output) -> None:
         domain = o.read.domain

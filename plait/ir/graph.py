@@ -24,6 +24,10 @@ from plait.ir.ops import OPS, OpDef
 Shape = tuple[Expr, ...]
 Scalar = bool | int | float
 
+# calls that take matrices whose rows lie apart as they are, and those of them that write such a result
+PRODUCTS = frozenset({"aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default"})
+WRITES_ROWS_APART = frozenset({"aten.mm.default", "aten.bmm.default"})
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -132,6 +136,7 @@ class Output:
     # which memory eager returns this in: outputs with equal numbers >= 0 share memory, others must not, though one node
     # may give both; -1 - position: a view of that input. None: not known, any memory is right
     memory: int | None = None
+    private: bool = False  # saved for the backward, which is compiled for whatever strides it comes with
 
 
 @dataclass
@@ -148,6 +153,9 @@ class Graph:
     origins: dict[Node, tuple[Origin, ...]] = field(default_factory=dict)
     # strides eager gave to a node's value, where it is a dense tensor: the preferred layout of its buffer
     layouts: dict[Node, Shape] = field(default_factory=dict)
+    # strides the compiler chose, with gaps between rows: of values that only kernels and PRODUCTS see, and of inputs that a
+    # forward of ours left like that
+    padded: dict[Node, Shape] = field(default_factory=dict)
     # partial results of reductions that were split over blocks: their combination waits for all blocks
     partials: frozenset[Node] = frozenset()
     device: str = "cpu"

@@ -359,7 +359,8 @@ class _Reader:
         self.inputs.append(Input(self._above(), position, layout, line.string()))
 
     def _on_layout(self, line: _Line) -> None:
-        self.g.layouts[self._above()] = line.shape()
+        table = self.g.padded if line.accept("padded") else self.g.layouts
+        table[self._above()] = line.shape()
 
     def _on_from(self, line: _Line) -> None:
         fx = line.string()
@@ -387,8 +388,9 @@ class _Reader:
         strides = line.shape()
         writes = line.integer() if line.accept("writes") else None
         at = line.shape() if line.accept("at") else None
+        private = bool(line.accept("private"))
         line.expect("on")
-        self.outputs.append(Output(name, read, strides, writes, line.string(), at))
+        self.outputs.append(Output(name, read, strides, writes, line.string(), at, private=private))
 
     def _on_return(self, line: _Line) -> None:
         self.returns.append(line.value())

@@ -47,6 +47,8 @@ def print_graph(graph: Graph, origins: bool = True) -> str:
             lines.append("    " + _input(inputs[node]))
         if node in graph.layouts:
             lines.append(f"    layout {_shape(graph.layouts[node])}")
+        if node in graph.padded:
+            lines.append(f"    layout padded {_shape(graph.padded[node])}")
         if node in graph.refusals:
             lines.append(f"    refused {_string(graph.refusals[node])}")
         if origins:
@@ -105,6 +107,8 @@ def _output(o: Output) -> str:
         text += f" writes {o.writes_to}"
     if o.at is not None:
         text += f" at {_shape(o.at)}"
+    if o.private:
+        text += " private"
     return f"{text} on {_string(o.device)}"
 
 

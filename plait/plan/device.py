@@ -10,7 +10,8 @@ class DeviceSpec:
     """Ceilings of a device. `bytes_per_ns`: copy bandwidth (read + written). `cache_bytes_per_ns`: bandwidth of re-reads that
         hit the last-level cache. `ops_per_ns`: simple f32 operations. `launch_ns`: one kernel boundary. `units`: multiprocessors
         or cores. `row_elems`: elements of a row a block keeps on chip. `half_flops_per_ns`, `float_flops_per_ns`: the vendor's
-    matrix products of 16-bit and of f32 operands. `measured`: date and method. `descriptors`: a copy engine moves whole tiles."""
+    matrix products of 16-bit and of f32 operands. `measured`: date and method. `descriptors`: a copy engine moves whole tiles.
+    `row_bytes`: rows of values between kernels may begin at multiples of so many bytes; 0: there is no use in that."""
 
     name: str
     kind: str  # "cpu" | "cuda"
@@ -24,6 +25,7 @@ class DeviceSpec:
     float_flops_per_ns: float
     measured: str
     descriptors: bool = False
+    row_bytes: int = 128
 
 
 SPECS: dict[str, DeviceSpec] = {
@@ -49,7 +51,9 @@ SPECS: dict[str, DeviceSpec] = {
     "b200": DeviceSpec(
         "b200", "cuda", 7000, 18000, 35000, 3000, 148, 16384, 1500000, 65000, "vendor data sheet x 0.9", True
     ),
-    "cpu": DeviceSpec("cpu", "cpu", 13, 60, 30, 3000, 2, 1 << 17, 120, 120, "2026-11-29, copy on two cores"),
+    "cpu": DeviceSpec(
+        "cpu", "cpu", 13, 60, 30, 3000, 2, 1 << 17, 120, 120, "2026-11-29, copy on two cores", row_bytes=0
+    ),
 }
 
 

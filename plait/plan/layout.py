@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.ir import index as ix
-from plait.ir.graph import Graph, Node, Read, Shape, contiguous_strides
+from plait.ir.graph import PRODUCTS, Graph, Node, Read, Shape, contiguous_strides
 from plait.ir.index import Expr, Facts
 from plait.ir.recombine import recombine
 
@@ -34,11 +34,18 @@ class Layouts:
             found = self._cache[n] = self._strides(n)
         return found
 
+    def is_padded(self, n: Node) -> bool:
+        """Whether the strides were chosen, and not eager's."""
+        return n in self._graph.padded
+
     def view(self, read: Read) -> Strided | None:
         """A read (over its domain) as a strided view of its source's buffer, if it is one."""
         return as_strided(read, self.strides(read.source), self._graph.facts(read.domain or ()))
 
     def _strides(self, n: Node) -> Shape:
+        padded = self._graph.padded.get(n)
+        if padded is not None:
+            return padded
         if n.kind == "source":
             layout = self._inputs.get(n)
             return layout.strides if layout is not None else contiguous_strides(n.shape)
@@ -65,14 +72,19 @@ def is_dense(graph: Graph, shape: Shape, strides: Shape) -> bool:
     return True
 
 
+def address(index: Shape, strides: Shape) -> Expr:
+    """Where an element lies, in elements."""
+    out = ix.ZERO
+    for e, s in zip(index, strides, strict=True):
+        out = out + e * s
+    return out
+
+
 def as_strided(read: Read, strides: Shape, facts: Facts) -> Strided | None:
     """The read (over its domain) as a strided view of a buffer with `strides`; None when it is no such view."""
     if read.guard or read.domain is None:
         return None
-    address = ix.ZERO
-    for e, s in zip(read.index, strides, strict=True):
-        address = address + e * s
-    coeffs, offset = recombine(address, facts).linear()
+    coeffs, offset = recombine(address(read.index, strides), facts).linear()
     out = [ix.ZERO] * len(read.domain)
     for atom, c in coeffs.items():
         if atom.kind != "axis" or c.axes() or c.values() or any(a.kind in ("div", "mod") for a in c.atoms()):
@@ -90,3 +102,48 @@ def same_strides(shape: Shape, a: Shape, b: Shape) -> bool:
     if any(n.const == 0 for n in shape):
         return True
     return all(n is ix.ONE or x is y for n, x, y in zip(shape, a, b, strict=True))
+
+
+ALIGNED = 16  # bytes: copy engines, vectorised loads and the vendor's products want rows at multiples of them
+WASTE = 1 / 8  # of a row, at most, is the gap behind it
+
+
+def rows_apart(graph: Graph, n: Node, strides: Shape, row_bytes: int) -> Shape | None:
+    """The strides with rows that begin at multiples of `row_bytes`, or of the largest half of that which wastes no more than
+    WASTE; None where the rows are aligned already, or are no rows: there is no other dimension, or sizes are not known."""
+    dims = [d for d, extent in enumerate(n.shape) if extent is not ix.ONE]
+    inner = next((d for d in dims if strides[d] is ix.ONE), None)
+    if inner is None or len(dims) < 2 or not is_dense(graph, n.shape, strides):
+        return None
+    extent = n.shape[inner].const
+    if not extent or any(e.const == 0 for e in n.shape) or extent * n.dtype.nbytes % ALIGNED == 0:
+        return None
+    nbytes, step = extent * n.dtype.nbytes, row_bytes
+    while step > ALIGNED and -nbytes % step > nbytes * WASTE:
+        step //= 2
+    if -nbytes % step > nbytes * WASTE:
+        return None
+    out = list(strides)
+    out[inner], reach = ix.ONE, ix.const((nbytes + -nbytes % step) // n.dtype.nbytes)
+    # dimensions of extent 1 may have any stride: what they would have in a dense tensor
+    for d in sorted(set(range(len(out))) - {inner}, key=lambda d: (graph.hint(strides[d]), n.shape[d] is not ix.ONE)):
+        out[d] = reach
+        reach = reach * n.shape[d]
+    return tuple(out)
+
+
+def is_product(n: Node) -> bool:
+    """A call that takes matrices whose rows lie apart."""
+    return n.kind == "extern" and n.attr("target") in PRODUCTS
+
+
+def is_matrix(view: Strided) -> bool:
+    """Whether products take the view as it is: of its last two dimensions, one runs along memory and the other skips it."""
+    pairs = [(e, s) for e, s in zip(view.shape[-2:], view.strides[-2:], strict=True) if e is not ix.ONE]
+    if len(pairs) < 2:
+        return True  # a vector: copying it would cost nothing
+    (e0, s0), (e1, s1) = pairs
+    for extent, along, across in ((e0, s0, s1), (e1, s1, s0)):
+        if along is ix.ONE and extent.const is not None and across.const is not None and across.const >= extent.const:
+            return True
+    return False

@@ -67,11 +67,15 @@ class Plan:
             key=lambda d: (-d.bytes_at_stake, d.producer.serial, d.consumer.serial),
         )
 
+    def _lying(self, n: Node) -> str:
+        strides = self.graph.padded.get(n)
+        return repr(n) if strides is None else f"{n!r} strides ({', '.join(map(str, strides))})"
+
     def __str__(self) -> str:
         lines: list[str] = []
         for g in self.groups:
             members = " ".join(repr(n) for n in g.nodes)
-            lines.append(f"{g.kind} {g.number}: {members} -> {' '.join(repr(n) for n in g.stored)}")
+            lines.append(f"{g.kind} {g.number}: {members} -> {' '.join(map(self._lying, g.stored))}")
         for d in self.decisions:
             if d.reason is not None:
                 lines.append(f"apart: {d.producer} | {d.consumer}: {d.reason}")

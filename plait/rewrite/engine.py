@@ -18,7 +18,7 @@ def transform(graph: Graph, visit: Visit) -> Graph:
     """
     builder = Builder(graph.facts())
     new: dict[Node, Node] = {}
-    out = replace(graph, origins={}, layouts={})
+    out = replace(graph, origins={}, layouts={}, padded={})
     # inputs that nobody reads come along, so that the new graph has no node of the old one
     for n in sorted({*graph.nodes(), *(i.node for i in graph.inputs)}, key=lambda n: n.serial):
         reads = tuple(replace(r, source=new[r.source]) for r in n.reads)
@@ -31,6 +31,8 @@ def transform(graph: Graph, visit: Visit) -> Graph:
             out.origins.setdefault(m, graph.origins.get(n, ()))
         if n in graph.layouts and made.shape == n.shape:
             out.layouts.setdefault(made, graph.layouts[n])
+        if n in graph.padded and made.shape == n.shape:
+            out.padded.setdefault(made, graph.padded[n])
     out.inputs = tuple(replace(i, node=new[i.node]) for i in graph.inputs)
     out.bindings = {
         name: ("extern", new.get(how[1], how[1]), *how[2:]) if how[0] == "extern" else how

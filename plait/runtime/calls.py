@@ -67,6 +67,8 @@ def extern_call(step: ExternStep, sizes: Sizes, operands: Sequence[Fetch], attri
     fill = _filler(args, operands)
     fill_named = {name: _filler_of(value, operands) for name, value in kwargs.items()}
     constant = not any(_holds_operand(v) for v in kwargs.values())
+    if step.into:
+        return _written(op, step.outs, fill)
     outs = [(k, slot, _settle(step, k, sizes)) for k, slot in enumerate(step.outs) if slot is not None]
     if len(step.outs) == 1 and len(outs) == 1 and outs[0][2] is None:
         only = outs[0][1]
@@ -85,6 +87,17 @@ def extern_call(step: ExternStep, sizes: Sizes, operands: Sequence[Fetch], attri
             slots[slot] = items[k] if settle is None else settle(items[k])
 
     return call
+
+
+def _written(op: Callable[..., Any], outs: Sequence[int | None], fill: Callable[[Slots], list[Any]]) -> Launch:
+    """The call with `out=`: the library writes a matrix whose rows lie apart where it is."""
+    (slot,) = outs
+    assert slot is not None
+
+    def call_into(slots: Slots) -> None:
+        op(*fill(slots), out=slots[slot])
+
+    return call_into
 
 
 def _settle(step: ExternStep, k: int, sizes: Sizes) -> Callable[[Any], Any] | None:

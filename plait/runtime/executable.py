@@ -186,7 +186,11 @@ class _Closed:
             self.prepare.append(scalar)
             return
         self.inputs.append((i.slot, i.position))
-        if isinstance(arg, torch.Tensor) and arg.layout is torch.strided:
+        if i.strides is not None:
+            strides = self.sizes.all(i.strides)
+            self.layouts[i.slot] = (tuple(arg.shape), strides)
+            self.prepare.append(lambda slots, args: tensors.lay_out(slots, i.slot, strides))
+        elif isinstance(arg, torch.Tensor) and arg.layout is torch.strided:
             self.layouts[i.slot] = (tuple(arg.shape), arg.stride())
             if arg.is_neg() or arg.is_conj():
                 # kernels read memory: a lazily negated or conjugated argument is made real first

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plait.errors import BuildFailed, CompileError, InternalError, PlaitError, UnsupportedProgram, UserError
+from plait.frontend.saved import as_traced
 from plait.options import Options
 from plait.runtime import report
 from plait.runtime.locks import Lock
@@ -34,7 +35,7 @@ def compile_one(
         except Exception as error:  # whatever broke in the compiler, the user's program must still run
             _fall_back(error, gm, example_inputs, kind, options, line)
             record.status = "eager"
-            compiled = boxed(gm.forward)
+            compiled = boxed(as_traced(gm, example_inputs))
     if options.explain:
         print(record.line())
     return compiled

@@ -93,7 +93,7 @@ class _Linker:
         return self.slot_of[n]
 
     def bind(self, n: Node, position: int, scalar: bool) -> InputSlot:
-        return InputSlot(position, self.new_slot(n), n.dtype if scalar else None)
+        return InputSlot(position, self.new_slot(n), n.dtype if scalar else None, self.graph.padded.get(n))
 
     def binding(self, b: tuple[object, ...]) -> tuple[object, ...]:
         """Data-dependent sizes name a slot instead of a node."""
@@ -131,6 +131,9 @@ class _Linker:
                 outs.append(self.new_slot(projects[item]))
             elif item == 0 and isinstance(out[0], tuple):
                 outs.append(self.new_slot(n))
+                if n in self.graph.padded:
+                    strides = self.layouts.strides(n)
+                    self.steps.append(AllocStep(self.slot(n), n.shape, strides, n.dtype, self.graph.device))
             else:
                 outs.append(None)
         origin = next((o.line for o in self.graph.origins.get(n, ()) if o.line), "")
@@ -144,6 +147,7 @@ class _Linker:
                 0 if n in self.in_place.calls else None,
                 origin,
                 _expected(n),
+                n in self.graph.padded,
             )
         )
 

@@ -23,11 +23,13 @@ Binding = tuple[Any, ...]
 @dataclass(frozen=True, slots=True)
 class InputSlot:
     """The argument at `position` fills `slot`. `dtype` of a Python scalar says how it is stored when a kernel reads it (it
-    becomes a 0-d tensor on the script's device); None for a tensor argument."""
+    becomes a 0-d tensor on the script's device); None for a tensor argument. One that a forward of ours left with its rows
+    apart (`strides`) may come back otherwise, through the user's hooks for saved tensors."""
 
     position: int
     slot: int
     dtype: DType | None = None
+    strides: Exprs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,9 @@ class OperandView:
 class ExternStep:
     """Call the ATen (or other) operator `target` with `template` filled in. `outs[i]` is the slot of the i-th result, None
     where nobody reads it. With `inplace` = k the call writes into operand k (`target` still names the functional form, as
-    "aten.index_put.default") and the result shares its memory. `expects[i]` are the shape and strides readers of the i-th
-    result rely on; a result that comes otherwise is copied into them."""
+    "aten.index_put.default") and the result shares its memory. With `into` the result is written
+    into its slot, which was allocated before. `expects[i]` are the shape and strides readers of the i-th result rely on; a
+    result that comes otherwise is copied into them."""
 
     target: str
     template: Any
@@ -88,6 +91,7 @@ class ExternStep:
     inplace: int | None = None
     origin: str = ""
     expects: tuple[tuple[Exprs, Exprs] | None, ...] = ()
+    into: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,15 @@ def tracked_view(base: torch.Tensor, shape: Ints, strides: Ints, offset: int) ->
     return base.as_strided(shape, strides, base.storage_offset() + offset)
 
 
+def lay_out(slots: list[Any], slot: int, strides: Ints) -> None:
+    """The slot's tensor with these strides: a copy, unless it has them."""
+    found: torch.Tensor = slots[slot]
+    if found.stride() != strides and any(
+        s != t and n > 1 for s, t, n in zip(found.stride(), strides, found.shape, strict=True)
+    ):
+        slots[slot] = torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
+
+
 # view(base, shape, strides, offset in elements from base's first element)
 view: View = getattr(_guards, "_reinterpret_tensor", tracked_view)
 

@@ -18,6 +18,7 @@ from plait.ir.graph import Node, Read, Scalar, Shape, compose
 from plait.ir.index import Expr, Facts
 from plait.ir.recombine import recombine
 from plait.plan.align import Alignment, Reads
+from plait.plan.layout import address as address_of
 from plait.tile.program import Buffer, Check, Dim, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store
 
 # operators whose operands are rounded to the user's type first, besides those the table marks discontinuous
@@ -115,7 +116,7 @@ class _Lowering:
         parallel = place[: len(n.shape)]
         v = self.value(n, parallel, (), False)
         strides = self.env.strides(n)
-        address = recombine(_dot(parallel, strides), self.facts)
+        address = recombine(address_of(parallel, strides), self.facts)
         own = address.axes() | frozenset(i for e in parallel for i in e.axes())
         # blocks that differ only in a dim the value does not have would store it again: the first one does
         absent = [i for i, d in enumerate(self.dims) if d.role == "grid" and i not in own]
@@ -307,7 +308,7 @@ class _Lowering:
     def load(self, n: Node, at: Shape, guard: Shape, fill: Scalar, filled: bool = False) -> int:
         """A load under a guard; `filled`: somebody wants the fill where the guard fails, so it may not be dropped."""
         strides = self.env.strides(n)
-        address = recombine(_dot(at, strides), self.facts)
+        address = recombine(address_of(at, strides), self.facts)
         if guard and not filled and not _guards_matter(n, at, address, guard, self.facts):
             guard = ()
         key = ("load", n, at, guard, repr(fill))
@@ -345,7 +346,7 @@ class _Lowering:
         found = self.buffers.get((n, role))
         if found is None:
             found = self.buffers[(n, role)] = len(self.buffer_list)
-            elems = ix.ONE + _dot(tuple(e - 1 for e in n.shape), strides)
+            elems = ix.ONE + address_of(tuple(e - 1 for e in n.shape), strides)
             self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems)))
         return found
 
@@ -377,13 +378,6 @@ def _guards_matter(n: Node, at: Shape, address: Expr, guard: Shape, facts: Facts
     if any(g.axes() & address.axes() for g in guard):
         return True
     return not all(facts.in_range(e, extent) for e, extent in zip(at, n.shape, strict=True))
-
-
-def _dot(index: Shape, strides: Shape) -> Expr:
-    out = ix.ZERO
-    for e, s in zip(index, strides, strict=True):
-        out = out + e * s
-    return out
 
 
 def _span(dims: Iterable[int]) -> Span:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plait.ir.graph import Builder, Graph, Node, Output, Read, Shape, contiguous_strides, identity
-from plait.plan.layout import Layouts, is_dense, same_strides
+from plait.plan.layout import Layouts, is_dense, is_matrix, is_product, same_strides
 from plait.rewrite.engine import rebuilt, transform
 
 
@@ -45,7 +45,7 @@ def materialise(graph: Graph) -> Graph:
             return None
         fixed = []
         for old, new in zip(n.reads, reads, strict=True):
-            if _is_view(old, layouts):
+            if _is_view(old, layouts) or _is_taken(n, old, layouts):
                 fixed.append(new)
                 continue
             fixed.append(_whole(laid_out(builder, old, new), new))
@@ -87,6 +87,12 @@ def _is_view(read: Read, layouts: Layouts) -> bool:
         return True  # a type plait only hands on
     view = layouts.view(read)
     return view is not None and (read.strides is None or same_strides(view.shape, view.strides, read.strides))
+
+
+def _is_taken(n: Node, read: Read, layouts: Layouts) -> bool:
+    """Whether a call takes an operand as a forward of ours left it, with its rows apart."""
+    view = layouts.view(read) if layouts.is_padded(read.source) and is_product(n) else None
+    return view is not None and is_matrix(view)
 
 
 def _own_outputs(graph: Graph) -> Graph:

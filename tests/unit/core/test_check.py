@@ -67,6 +67,11 @@ BROKEN = [
     ("A3", 1, "over (s0 + 1, 32) as (32, 1)", "over (s0 + 1, 32) as (32)"),
     ("G3", 1, 'over (5) as (1) on "cpu"', 'over (5) as (1) writes 0 on "cpu"'),
     ("G3", 1, "writes 0", "writes 9"),
+    ("A3", 1, '    from "exp"', '    layout padded (72)\n    from "exp"'),
+    ("G5", 1, '    from "exp"', '    layout padded (60, 1)\n    from "exp"'),
+    ("G5", 1, '    from "pad"', '    layout padded (36, 1)\n    from "pad"'),
+    ("G5", 1, '    from "sum"', '    layout padded (4)\n    from "sum"'),
+    ("G5", 1, '    from "sort"', '    layout padded (4)\n    from "sort"'),
     ("G2", 2, '    from "exp" in "net.0" at "model.py:12 y = x.exp()"\n', ""),
 ]
 
@@ -78,6 +83,13 @@ def test_broken_graphs_are_found(invariant: str, level: int, old: str, new: str)
     with pytest.raises(CheckFailed) as found:
         check_graph(graph, level)
     assert found.value.invariant == invariant
+
+
+def test_rows_of_a_value_that_only_kernels_read_may_lie_apart() -> None:
+    apart = '    layout padded (72, 1)\n    from "exp"'
+    graph = parse_graph(TEXT.replace('    from "exp"', apart))
+    assert [[s.const for s in strides] for strides in graph.padded.values()] == [[72, 1]]
+    check_graph(graph, 2)
 
 
 def test_unproven_bounds_are_reported_and_tried_at_level_3() -> None:

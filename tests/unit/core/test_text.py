@@ -20,6 +20,7 @@ symbol s0 [2, inf] hint 16
     argument 0 strides (64, 1) offset 0 on "cpu"
 %exp_1: f32[s0, 64] = exp(%input_0[i0, i1])
     layout (64, 1)
+    layout padded (68, 1)
     from "exp" in "net.0" at "model.py:12 y = x.exp()"
 %sum_2: f32[s0 | 64] = sum(%exp_1[i0, i1])
 %copy_4: f32[s0 + 1, 8] = copy(%exp_1[i0 - 1, (i1 // 2)] ? (i0 - 1; fill=-inf))
@@ -28,7 +29,7 @@ serial=None, target="aten.sort.default", template=("call", ("tuple", ($0, -1, Fa
     refused "no lowering"
 constant 2 "w"
 bind s0 = ("size", 0, 0)
-output "out" %copy_4[i0, i1] over (s0 + 1, 8) as (8, 1) on "cpu"
+output "out" %copy_4[i0, i1] over (s0 + 1, 8) as (8, 1) private on "cpu"
 output "m" %extern_5[i0] over (s0) as (1) writes 1 on "cpu"
 return ("tensor", 0)
 return ("scalar", <2*s0>)
