@@ -100,7 +100,7 @@ class DotEmitter:
         b = self._factor(shape.second, (shape.k, shape.n, shape.pieces), inner)
         dims = (shape.m, shape.n, shape.k, shape.pieces)
         counts = ", ".join(self.tiles.count(d) if d is not None else "1" for d in dims)
-        most = ", ".join(str(self.tiles.sizes[d]) if d is not None else "1" for d in dims)
+        most = ", ".join(str(self.tiles.sizes[d]) if d is not None else "1" for d in (shape.m, *dims[2:]))
         ctype = CTYPE[s.dtype]
         room = self.store.room(ctype, f"plait::dot_room<{ctype}>({most})")
         return f"plait::dot({str(add).lower()}, {c}, {row}, {a}, {b}, {counts}, {room});"

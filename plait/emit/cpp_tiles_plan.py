@@ -164,8 +164,12 @@ def steps(body: Sequence[Stmt], tiles: Tiles) -> list[Step]:
         return items[i].needs <= done
 
     while left:
-        first = next(i for i in left if ready(i))
-        key = key_of(items[first].stmt, tiles)
+        keys = {i: key_of(items[i].stmt, tiles) for i in left if ready(i)}
+        first = next(iter(keys))
+        # rows and columns of a tile first: a run over all of it that needs them would have to end
+        smaller = (i for i, k in keys.items() if k is not None and set(k) < set(keys[first] or ()))
+        first = min(smaller, key=lambda i: (len(keys[i] or ()), i), default=first)
+        key = keys[first]
         if key is None:
             s = items[first].stmt
             assert isinstance(s, Reduce | Sweep)

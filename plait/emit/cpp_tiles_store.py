@@ -81,7 +81,8 @@ class Store:
     def keep(self, k: int, span: Sequence[int]) -> Place:
         """The array of a Let or Load that is used beyond its run."""
         if k not in self.places:
-            ctype = CTYPE[self.scope.types[k]]
+            # beside numbers of four bytes, bytes would make the compiler's vectors four times as many
+            ctype = "int32_t" if self.scope.types[k] is DType.b1 else CTYPE[self.scope.types[k]]
             self.places[k] = self.array(f"{self.scope.locals[k]}_t", ctype, self.tiles.of(frozenset(span)))
         return self.places[k]
 

@@ -1,4 +1,4 @@
-// Matrix products of tiles, C[M,N] += A[M,K] * B[K,N]: B is packed into panels of COLS columns that stay in the first cache,
+// Matrix products of tiles, C[M,N] += A[M,K] * B[K,N]: B is packed into a panel of COLS columns that stays in the first cache,
 // and a block of ROWS rows by COLS columns of C is kept in registers while k runs. Vectors are those of the compiler's vector
 // extensions; their width follows from the target's macros.
 #pragma once
@@ -27,7 +27,6 @@ constexpr int VECTOR = 16, DOT_ROWS = 4;
 template <class T>
 constexpr int64_t COLS = 2 * VECTOR / int64_t(sizeof(T));
 constexpr int64_t DEPTH = 256;  // of k in a panel: COLS * DEPTH elements are half a first-level cache
-constexpr int64_t BREADTH = 256;  // columns packed at a time
 constexpr int64_t ROW_DEPTH = 4096;  // of k, when C has one row
 
 template <class T>
@@ -48,11 +47,10 @@ constexpr int64_t behind(int64_t at, int64_t n) {
 constexpr int64_t whole_rows(int64_t m) { return (m + DOT_ROWS - 1) / DOT_ROWS * DOT_ROWS; }
 constexpr int64_t at_most_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Elements of working memory that dot() wants for a tile.
+// Elements of working memory that dot() wants for a tile: a panel, which is used before the next one is packed, and rows.
 template <class T>
-constexpr int64_t dot_room(int64_t m, int64_t n, int64_t k, int64_t pieces) {
-    return most_of(at_most_of(k * pieces, DEPTH) * (at_most_of(padded<T>(n), BREADTH) + whole_rows(m)), at_most_of(k, ROW_DEPTH)) +
-           16;
+constexpr int64_t dot_room(int64_t m, int64_t k, int64_t pieces) {
+    return most_of(at_most_of(k * pieces, DEPTH) * (COLS<T> + whole_rows(m)), at_most_of(k, ROW_DEPTH)) + 16;
 }
 
 // Vectors that may lie anywhere an element may.
@@ -388,10 +386,10 @@ inline void pack_rows(T* to, Factor<A> a, int64_t m, int64_t k, int64_t pieces) 
 
 // One step over the summed dim: `pieces` pieces of k, DEPTH in all unless a piece is longer.
 template <class A, class B, class T>
-inline void dot_step(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, int64_t pieces, T* panels) {
+inline void dot_step(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, int64_t pieces, T* panel) {
     constexpr int64_t cols = COLS<T>, half = cols / 2;
     const int64_t depth = pieces * k;
-    T* const blocks = panels + depth * at_most_of(padded<T>(n), BREADTH);
+    T* const blocks = panel + depth * cols;
     const T* rows = blocks;
     int64_t row = 1, col = DOT_ROWS, block = DOT_ROWS * depth;
     if (a.col == 1) {
@@ -415,27 +413,23 @@ inline void dot_step(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, in
                 pack<DOT_ROWS>(to, Factor<A>{a.at + i * a.row + p * a.jump, a.col, a.row, 0}, some, k);
         }
     }
-    for (int64_t n0 = 0; n0 < n; n0 += BREADTH) {
-        const int64_t some = lesser(BREADTH, n - n0);
-        for (int64_t j = 0; j < some; j += cols) {
-            const typename B::Memory* const from = b.at + (n0 + j) * b.col;
-            T* const panel = panels + j * depth;
-            T* const to = c + n0 + j;
-            if constexpr (std::is_same_v<typename B::Memory, T>) {
-                if (m <= DIRECT && b.col == 1 && some - j >= cols && (pieces == 1 || b.jump == k * b.row)) {
-                    dot_panel<T, 2>(m, add, depth, rows, row, col, block, from, b.row, to, c_row);
-                    continue;
-                }
+    for (int64_t j = 0; j < n; j += cols) {
+        const typename B::Memory* const from = b.at + j * b.col;
+        const int64_t some = lesser(cols, n - j);
+        if constexpr (std::is_same_v<typename B::Memory, T>) {
+            if (m <= DIRECT && b.col == 1 && some == cols && (pieces == 1 || b.jump == k * b.row)) {
+                dot_panel<T, 2>(m, add, depth, rows, row, col, block, from, b.row, c + j, c_row);
+                continue;
             }
-            if (some - j <= half) {
-                for (int64_t p = 0; p < pieces; ++p)
-                    pack<half>(panel + p * k * half, Factor<B>{from + p * b.jump, b.row, b.col, 0}, some - j, k);
-                dot_panel<T, 1>(m, add, depth, rows, row, col, block, panel, half, to, c_row);
-            } else {
-                for (int64_t p = 0; p < pieces; ++p)
-                    pack<cols>(panel + p * k * cols, Factor<B>{from + p * b.jump, b.row, b.col, 0}, lesser(cols, some - j), k);
-                dot_panel<T, 2>(m, add, depth, rows, row, col, block, panel, cols, to, c_row);
-            }
+        }
+        if (some <= half) {
+            for (int64_t p = 0; p < pieces; ++p)
+                pack<half>(panel + p * k * half, Factor<B>{from + p * b.jump, b.row, b.col, 0}, some, k);
+            dot_panel<T, 1>(m, add, depth, rows, row, col, block, panel, half, c + j, c_row);
+        } else {
+            for (int64_t p = 0; p < pieces; ++p)
+                pack<cols>(panel + p * k * cols, Factor<B>{from + p * b.jump, b.row, b.col, 0}, some, k);
+            dot_panel<T, 2>(m, add, depth, rows, row, col, block, panel, cols, c + j, c_row);
         }
     }
 }
@@ -451,13 +445,13 @@ __attribute__((noinline)) void dot(
         for (int64_t p = 0; p < pieces; ++p, a.at += a.jump, b.at += b.jump) dot_row(c, a, b, n, k, room);
         return;
     }
-    T* const panels = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(room) + 63) / 64 * 64);
+    T* const panel = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(room) + 63) / 64 * 64);
     const int64_t most = k < DEPTH ? DEPTH / k : 1;
     for (int64_t p = 0; p < pieces; p += most) {
         for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
             const Factor<A> left{a.at + p * a.jump + k0 * a.col, a.row, a.col, a.jump};
             const Factor<B> right{b.at + p * b.jump + k0 * b.row, b.row, b.col, b.jump};
-            dot_step(add, c, c_row, left, right, m, n, lesser(DEPTH, k - k0), lesser(most, pieces - p), panels);
+            dot_step(add, c, c_row, left, right, m, n, lesser(DEPTH, k - k0), lesser(most, pieces - p), panel);
             add = true;
         }
     }
