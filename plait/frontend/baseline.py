@@ -68,7 +68,7 @@ def operators(gm: fx.GraphModule, in_backward: bool = False) -> tuple[Operator, 
 def _whole(n: fx.Node) -> Any:
     """What a node is a part of: nodes that one call of a decomposed operator became have one key."""
     original = n.meta.get("original_aten")
-    if original is None or original is n.target:
+    if original is None or str(original) == str(n.target):  # a copied graph holds copies of operators
         return n
     # a node of Dynamo's graph; the backward has none of them, but a number for each operator of the forward
     source = n.meta.get("from_node") or ()

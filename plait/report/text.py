@@ -158,7 +158,7 @@ def _add_row(table: Table, row: Row) -> None:
         _step(row),
         us_text(row.us),
         k.bound or "-",
-        bytes_text(row.before.total) if any(m.counted for m in k.members) else "-",
+        bytes_text(row.before.total) if any(m.counted for s in row.steps for m in s.members) else "-",
         bytes_text(row.after.total),
         intensity_text(_per(row.flops.counted, row.before.total)),
         intensity_text(_per(row.flops.counted, row.after.total)),

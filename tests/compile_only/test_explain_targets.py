@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
+from arch.tree import ROOT
 
 import plait
 from plait.plan.device import LIMITS, SPECS
@@ -24,6 +29,33 @@ def test_resources_of_every_target(target: str) -> None:
     assert report.predicted and report.target == target and kernel.measured_us is None
     assert f"on {target} (predicted, nothing ran there)" in str(report)
     assert f"{kernel.resources.registers} registers" in " ".join(str(report).split())
+
+
+def test_the_documented_page_is_the_page(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "docs" / "explain.md").read_text()
+    program = text.partition("```python\n")[2].partition("```")[0]
+    page = text.partition("--target a100\n")[2].partition("```")[0]
+    path = tmp_path / "l2.py"
+    path.write_text(program)
+    command = [sys.executable, "-m", "plait", "explain", str(path), "--target", "a100"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == page
+
+
+@pytest.mark.gpu
+def test_what_a_card_knows() -> None:
+    x, w = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16), torch.randn(4096, device="cuda").bfloat16()
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+    report = plait.explain(fn, x, w)
+    (kernel,) = report.graphs[0].kernels
+    assert not report.predicted and kernel.resources is not None and kernel.resources.registers > 8
+    assert kernel.measured_us is not None and kernel.roofline_share is not None
+    assert 0.3 < kernel.roofline_share < 1.1
+    assert sum(v.chosen for v in kernel.variants) == 1
 
 
 def test_a_kernel_that_does_not_compile_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,13 @@ def test_products_have_flops() -> None:
     assert [o.product_flops for o in found] == [2 * 8 * 16 * 32, 0]
 
 
+def test_both_gradients_of_a_product_are_operators() -> None:
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 32, requires_grad=True)
+    (_, forward), (_, backward) = _captured(lambda x, w: x @ w, x, w)
+    assert [o.aten for o in (*forward, *backward)].count("aten.mm") == 3
+    assert sum(o.product_flops for o in backward) == 2 * 2 * 8 * 16 * 32
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_a_backward_forms_again_counts_nothing(recompute: bool) -> None:
     from torch.utils.checkpoint import checkpoint
