@@ -76,10 +76,6 @@ class _Part:
         self.carried: dict[int, list[Reduce]] = {}  # id of a Sweep -> reductions that begin and end with it
         self._place(self.program.body, [])
         for s in self.program.walk():
-            if isinstance(s, Dot):
-                self.shapes[s.out] = shape_of(s, self.tiles, scope.spans)
-                self.store.orders[s.out] = self.shapes[s.out].order
-                self.sums.note(s, bool(set(self.shapes[s.out].outer) & set(s.dims)))
             if isinstance(s, Let | Load) and not self.tiles.of(s.span):
                 self.store.places[s.out] = Place(scope.locals[s.out], "", (), ())
 
@@ -92,6 +88,24 @@ class _Part:
                     raise LowerFailed("a C++ kernel reduces inside sweeps over the dims concerned")
                 outermost = next(w for w in sweeps if w.dim in s.dims)
                 self.carried.setdefault(id(outermost), []).append(s)
+                if isinstance(s, Dot):
+                    self._start(s, [w for w in sweeps if w.dim in s.dims])
+
+    def _start(self, s: Dot, sweeps: list[Sweep]) -> None:
+        """Find out whether the first step of a product's sweeps can set the accumulator: nothing scales it, and masks leave
+        no step out."""
+        shape = shape_of(s, self.tiles, self.scope.spans)
+        self.shapes[s.out], self.store.orders[s.out] = shape, shape.order
+        plain = s.scale is None and not set(shape.outer) & set(s.dims)
+        if plain and all(
+            (self.program.dims[w.dim].extent.const or 0) > 0 and not any(self.masks.bounds(w)) for w in sweeps
+        ):
+            at = [
+                self.scope.dims[w.dim] + ("_lo" if self.tiles.sizes[w.dim] > 1 else "")
+                for w in sweeps
+                if not self.tiles.whole(w.dim)
+            ]
+            self.sums.later[s.out] = " || ".join(f"{x} > 0" for x in at) or "false"
 
     def emit(self) -> None:
         """Write the work on one combination of grid tiles."""
@@ -164,4 +178,4 @@ class _Part:
         with self.out.block("{", "}"):
             self.out.lines(*self.dots.corner(shape))
             with self.runs.loops(shape.outer):
-                self.out.line(self.dots.call(s, shape, not self.sums.is_set(s)))
+                self.out.line(self.dots.call(s, shape, self.sums.later[s.out] if self.sums.is_set(s) else "true"))

@@ -90,8 +90,8 @@ class DotEmitter:
         dims = [d for d in (shape.m, shape.n, shape.k, shape.pieces) if d in used]
         return [f"const int64_t {self.scope.dims[d]} = {self.scope.dims[d]}_lo;" for d in dims if d is not None]
 
-    def call(self, s: Dot, shape: Shape, add: bool) -> str:
-        """The product of one pair of matrices at the current point of the outer dims, added to what is there or in its place."""
+    def call(self, s: Dot, shape: Shape, add: str) -> str:
+        """The product of one pair of matrices at the current point of the outer dims, added to what is there where `add` holds."""
         inner = [d for d in (shape.m, shape.n, shape.k, shape.pieces) if d is not None]
         acc = self.store.accumulator(s)
         c = acc.pointer(self.scope.dims, inner)
@@ -103,7 +103,7 @@ class DotEmitter:
         most = ", ".join(str(self.tiles.sizes[d]) if d is not None else "1" for d in (shape.m, *dims[2:]))
         ctype = CTYPE[s.dtype]
         room = self.store.room(ctype, f"plait::dot_room<{ctype}>({most})")
-        return f"plait::dot({str(add).lower()}, {c}, {row}, {a}, {b}, {counts}, {room});"
+        return f"plait::dot({add}, {c}, {row}, {a}, {b}, {counts}, {room});"
 
     def _factor(self, k: int, dims: tuple[int | None, ...], inner: list[int]) -> str:
         """A factor's type, address and strides along its rows, its columns and from piece to piece."""

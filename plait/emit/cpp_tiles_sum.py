@@ -17,20 +17,17 @@ class ReduceEmitter:
 
     def __init__(self, scope: Scope, tiles: Tiles, store: Store, out: Writer, once: frozenset[int]) -> None:
         self.scope, self.tiles, self.store, self.out, self.once = scope, tiles, store, out, once
-        self.repeated: set[int] = set()  # Dots that are several products at one point of the result
+        self.later: dict[int, str] = {}  # of Dots whose first step sets the accumulator: what holds in the others
         self.reductions = {s.out: s for s in scope.program.walk() if isinstance(s, Reduce)}
 
-    def note(self, s: Dot, repeated: bool) -> None:
-        """Say of a Dot whether it takes several products."""
-        if repeated:
-            self.repeated.add(s.out)
-
     def is_set(self, s: Reduce) -> bool:
-        """Whether one step gives the accumulator its value, so that it needs none before."""
-        if s.out not in self.once or not self.store.accumulator(s).dims or s.linear is not None:
+        """Whether the first step, or the only one, gives the accumulator its value, so that it needs none before."""
+        if not self.store.accumulator(s).dims or s.linear is not None:
             return False
         if isinstance(s, Dot):
-            return s.out not in self.repeated
+            return s.out in self.later
+        if s.out not in self.once:
+            return False
         dims = self.store.orders.get(s.arg, self.tiles.of(self.scope.spans[s.arg]))
         return self.tiles.of(s.dims) == dims[-1:]
 

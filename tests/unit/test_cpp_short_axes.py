@@ -79,6 +79,7 @@ def test_a_product_over_two_axes_is_one_product_of_pieces() -> None:
     assert (tiles["r0"], tiles["r1"]) == (8, 32)
     source = emit_cpp([CppKernel("kernel", (program,))])
     call = next(line for line in source.split("\n") if "plait::dot(" in line)
+    assert "dot(r0_lo > 0, " in call and "plait::fill(" not in source  # the first step sets, the others add
     assert call.endswith(", 60, 192, 32, r0_to, room_float);") and "for (int64_t r0_at" not in source
 
 
