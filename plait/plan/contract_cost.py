@@ -22,8 +22,14 @@ WALKED = (
     1.0  # and those of 16-bit factors that are alone, where tiles come through descriptors (on an H200, persistent:
 )
 # four shapes, 0.89 to 1.2; a row of logits that only a loss reads: 0.97)
-STREAM = {"cuda": 1.0, "cpu": 0.3}  # likewise of its bandwidth, where fewer than FEW rows share what is read
-FEW = 4
+STREAM = {
+    "cuda": 1.05,
+    "cpu": 0.3,
+}  # likewise of its bandwidth, where FEW rows or fewer share what is read (an H200: 1.0
+# to 1.13)
+FEW = {"cuda": 16, "cpu": 3}
+UNEVEN = 0.2  # of its throughput is what the vendor's 16-bit product has whose depth or columns fill no 16 bytes (H200: 0.15 to 0.2)
+NARROWEST = 32  # columns of a tile down to which more blocks are made for a machine that has more units
 DWARFS = 4.0  # times as large as a product's other tensors is one that had better not be kept in memory
 
 
@@ -34,16 +40,30 @@ def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
     return 2.0 * size / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
 
 
+def vendor_ns(spec: DeviceSpec, n: Node, size: float, depth: float, columns: float, ragged: bool = False) -> float:
+    """Nanoseconds of the library's call: `product_ns`, or more where rows, of factors or of the result, begin (`ragged`) or end
+    at odd places."""
+    nbytes = n.reads[-1].source.dtype.nbytes
+    uneven = spec.descriptors and nbytes <= 2 and (ragged or depth * nbytes % 16 > 0 or columns * nbytes % 16 > 0)
+    return product_ns(spec, n, size) / (UNEVEN if uneven else 1.0)
+
+
 def share(spec: DeviceSpec, n: Node, beside: bool) -> float:
     """Of the vendor's throughput, what a generated product reaches. `beside`: others share its stream, or its
     factors come without descriptors."""
     return WALKED if spec.descriptors and not beside and n.reads[0].source.dtype.nbytes <= 2 else OWN[spec.kind]
 
 
+def columns_a_block(rows: float) -> int | None:
+    """Columns that a block of a product on a card takes where this few rows share them: it is a stream of the other factor, and
+    all units must read at once (measured on an H200 from 1 to 16 rows). None: rows enough for square tiles."""
+    return 4 if rows <= 1 else NARROWEST if rows <= 16 else None
+
+
 class Tiling:
     """How many tiles a block structure cuts each grid atom of an alignment into."""
 
-    def __init__(self, al: Alignment, grid: Iterable[int], extents: dict[int, float], walks: bool = False) -> None:
+    def __init__(self, al: Alignment, grid: Iterable[int], extents: dict[int, float], spec: DeviceSpec) -> None:
         self.al = al
         products = [n for n in al.nodes if n.kind == "contract"]
         free = {a for n in products for a in self._free(n)}
@@ -52,14 +72,30 @@ class Tiling:
         free -= {a for n in products for a in self._beside(n, row)}
         self.streams = bool(inner)
         self.crowded = self.streams and len(products) > 1
-        alone = walks and not inner and len(products) == 1
+        alone = spec.descriptors and not inner and len(products) == 1
         wide = self._sides(products[0])[1] if alone else set()
-        self.tiles: dict[int, float] = {}
+        few = None if inner or spec.kind == "cpu" else columns_a_block(self._rows(products, free, extents))
+        per: dict[int, float] = {}
         for a in grid:
             whole = inner and extents[a] <= WIDEST and not any(a in al.span(n) for n in inner)
-            size = WIDE if a in wide else TILE
-            per = extents[a] if whole and a in free else size if a in free else 1
-            self.tiles[a] = math.ceil(extents[a] / max(per, 1))
+            size = few or (WIDE if a in wide else TILE)
+            per[a] = extents[a] if whole and a in free else min(size, extents[a]) if a in free else 1
+        if not inner and spec.kind != "cpu":
+            self._spread(per, extents, spec.units)
+        self.tiles = {a: math.ceil(extents[a] / max(n, 1)) for a, n in per.items()}
+
+    def _rows(self, products: list[Node], free: set[int], extents: dict[int, float]) -> float:
+        """The fewest points that share a point of a product's other factor."""
+        sides = [side & free for n in products for side in self._sides(n)]
+        return min((math.prod(extents.get(a, 1.0) for a in side) for side in sides), default=1.0)
+
+    def _spread(self, per: dict[int, float], extents: dict[int, float], units: int) -> None:
+        """Halve tiles until every unit has one, as the schedule will."""
+        while math.prod(math.ceil(extents[a] / max(n, 1)) for a, n in per.items()) < units:
+            a = max(per, key=lambda a: per[a], default=None)
+            if a is None or per[a] <= NARROWEST:
+                return
+            per[a] /= 2
 
     def _sides(self, n: Node) -> list[set[int]]:
         """Atoms that either factor of a contraction varies over."""

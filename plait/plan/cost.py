@@ -105,7 +105,7 @@ class CostModel:
 
     def tiling(self, al: Alignment, grid: Iterable[int]) -> Tiling:
         """How blocks cut a group with contractions."""
-        return Tiling(al, grid, {a: self.size([al.extent[a]]) for a in grid}, self.spec.descriptors)
+        return Tiling(al, grid, {a: self.size([al.extent[a]]) for a in grid}, self.spec)
 
     def _contract_cost(self, al: Alignment, inside: frozenset[Node], stored: list[Node], grid: set[int]) -> Cost:
         tiling = self.tiling(al, grid)

@@ -14,7 +14,7 @@ from typing import Any
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Read, made_of
 from plait.ir.index import Expr
-from plait.plan.contract_cost import DWARFS, FEW, STREAM, product_ns, share
+from plait.plan.contract_cost import DWARFS, FEW, STREAM, UNEVEN, product_ns, share, vendor_ns
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
@@ -65,27 +65,34 @@ class _Judge:
                 readers = sum(u.kind != "map" for u in self.users[r.source])
                 saved += (1 + readers) / readers * size
                 joined = True
-        points = size_at_hints(self.graph, n.shape) * size_at_hints(self.graph, [_depth(n)])
-        flops, memory = product_ns(self.spec, n, points), operands / self.spec.bytes_per_ns
-        slower = max(flops / share(self.spec, n, any(map(self.is_ragged, n.reads))), memory / self.streaming(n)) - max(
-            flops, memory
-        )
+        depth, columns = (size_at_hints(self.graph, [e]) for e in (_depth(n), n.shape[-1]))
+        points, ragged = size_at_hints(self.graph, n.shape) * depth, any(map(self.is_ragged, n.reads))
+        memory = operands / self.spec.bytes_per_ns
+        reached = share(self.spec, n, ragged or any(map(self.is_in_pieces, n.reads))) * (UNEVEN if ragged else 1.0)
+        ours = max(product_ns(self.spec, n, points) / reached, memory / self.streaming(n))
+        slower = ours - max(vendor_ns(self.spec, n, points, depth, columns, ragged), memory)
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
 
     def is_ragged(self, r: Read) -> bool:
-        """Whether a factor's rows begin at odd places: no copy of 16 bytes, and no descriptor, can be made of them. So do
-        those of pieces that are no whole lines of 128 bytes, where an axis is put together."""
+        """Whether a factor's rows begin at odd places: no copy of 16 bytes, and no descriptor, can be made of them."""
         seen = self.layouts.view(r)
-        if seen is None:
-            return size_at_hints(self.graph, r.source.shape[-1:]) * r.source.dtype.nbytes % _LINE != 0
+        if seen is None or not self.spec.descriptors:
+            return False
         wide = [
             s for s, extent in zip(seen.strides, seen.shape, strict=True) if s is not ix.ONE and extent is not ix.ONE
         ]
         return any((s.const or 0) * r.source.dtype.nbytes % 16 for s in wide)
 
+    def is_in_pieces(self, r: Read) -> bool:
+        """Whether an axis of a factor is put together of pieces that are no whole lines of a tile in shared memory."""
+        if self.layouts.view(r) is not None:
+            return False
+        return size_at_hints(self.graph, r.source.shape[-1:]) * r.source.dtype.nbytes % _LINE != 0
+
     def streaming(self, n: Node) -> float:
         """The share of the vendor's bandwidth that a generated product reaches."""
-        return STREAM[self.spec.kind] if self.graph.hint(n.shape[-2]) < FEW else 1.0
+        few = min(self.graph.hint(e) for e in n.shape[-2:]) <= FEW[self.spec.kind]
+        return STREAM[self.spec.kind] if few else 1.0
 
     def computed_for(self, s: Node) -> bool:
         """Whether a value is computed for one product alone, which may take it in."""
@@ -144,7 +151,7 @@ class _Closing:
     def is_better(self) -> bool:
         """Kernels that reduce and keep the product itself out of memory are never closed: it can be the square of what they
         read."""
-        if not self.before and not self.after:
+        if not self.before and not self.after and not self.is_stream() and self.call_ns() <= self.at_best_ns():
             return True
         kept = all(self.size(m.shape) < self.size(self.n.shape) for m in self.g.stored)
         if kept and any(m.kind != "map" for m in (*self.before, *self.after)):
@@ -158,7 +165,11 @@ class _Closing:
         sizes = [self.size(n.axes[i] for i in {i for e in r.index for i in e.axes()}) * half for r in n.reads]
         result = self.size(n.shape) * half
         traffic = sum(sizes) + result
-        ns = spec.launch_ns + max(product_ns(spec, n, self.size(n.axes)), traffic / spec.bytes_per_ns)
+        slower, again = 1.0, 0.0
+        if self.is_stream():  # every block of the call reads the few rows again, as our own do
+            slower = max(STREAM[spec.kind], 1.0)
+            again = (self.g.cost.cache_bytes if self.g.cost is not None else 0.0) / spec.cache_bytes_per_ns
+        ns = again + spec.launch_ns + max(self.call_ns(), slower * traffic / spec.bytes_per_ns)
         for factor, nbytes in zip(self.factors, sizes, strict=True):
             if factor & set(self.before):
                 ns += nbytes / spec.bytes_per_ns  # whoever makes it writes it
@@ -167,6 +178,23 @@ class _Closing:
             read = self.g.cost.bytes_read if self.g.cost is not None else 0.0
             ns += spec.launch_ns + (result + stored + max(read - sum(sizes), 0.0)) / spec.bytes_per_ns
         return ns
+
+    def call_ns(self) -> float:
+        """What the library's product takes."""
+        size, columns = self.size(self.n.axes), self.size(self.n.shape[-1:])
+        return vendor_ns(self.spec, self.n, size, size / self.size(self.n.shape), columns)
+
+    def at_best_ns(self) -> float:
+        """What it would take of rows that lie well."""
+        return product_ns(self.spec, self.n, self.size(self.n.axes))
+
+    def is_stream(self) -> bool:
+        """Whether few rows share what is read of the other factor: then bandwidth is all, of which calls do not reach the most."""
+        first, second = ({i for e in r.index for i in e.axes()} for r in self.n.reads)
+        return (
+            min(self.size(self.n.axes[i] for i in side) for side in (first - second, second - first))
+            <= FEW[self.spec.kind]
+        )
 
     def size(self, extents: Iterable[Expr]) -> float:
         return size_at_hints(self.plan.graph, extents)

@@ -17,13 +17,15 @@ _LEFT = 2 * 1024  # of it for exchanges between warps
 
 
 def alternatives(program: TileProgram) -> list[Schedule]:
-    """Of a persistent product: a block for each tile, with descriptors and without, and the tile of the other width. Of
-    products over a stream: deeper pipelines with wider or narrower steps, and half the rows. Of others: half and twice the
-    warps."""
+    """Of a persistent product: a block for each tile, with descriptors and without, and the tile of the other width. Of a
+    skinny one: other tiles. Of products over a stream: deeper pipelines with wider or narrower steps, and half the rows. Of
+    others: half and twice the warps."""
     default = program.schedule
     dots = [s for s in program.walk() if isinstance(s, Dot)]
     if default.blocks:
         found = [default.having(blocks=0, stages=3), default.having(blocks=EVERY), *_other_widths(program)]
+    elif (few := _skinny(program, dots)) is not None:
+        found = few
     elif len(dots) > 1 and any(s.scale is not None or len(dots) > 2 for s in dots):
         found = _steps(program, len(dots))
     else:
@@ -45,6 +47,28 @@ def shared_bytes(program: TileProgram, schedule: Schedule) -> int:
             size = math.prod(sides) * program.buffers[s.buffer].dtype.nbytes * stages
             tiles[s.buffer, *sides] = max(size, tiles.get((s.buffer, *sides), 0))
     return sum(tiles.values())
+
+
+def _skinny(program: TileProgram, dots: list[Dot]) -> list[Schedule] | None:
+    """Other (columns, points a step, warps, stages) of a product that streams one factor past 1 to 16 rows; None for others."""
+    default = program.schedule
+    swept = {program.dims[s.dim].name for s in program.walk() if isinstance(s, Sweep)}
+    columns = [name for name, n in default.tile if name not in swept and n > 1]
+    steps = [name for name, n in default.tile if name in swept and n > 1]
+    sides = sorted(default.size(c) for c in columns)
+    if not dots or len(steps) != 1 or any(d.scale is not None for d in dots):
+        return None
+    if sides == [4]:
+        wanted = ((2, 1024, 2, 4), (8, 512, 4, 3), (8, 1024, 8, 3))
+    elif len(sides) == 2 and sides[0] <= 16 and sides[1] == 32:
+        wanted = ((16, 128, 2, 6), (64, 128, 2, 6), (32, 256, 4, 4))
+    else:
+        return None
+    column = next(c for c in reversed(columns) if default.size(c) == sides[-1])
+    return [
+        default.having(tile=_with(default, {column: n, steps[0]: step}), warps=warps, stages=stages)
+        for n, step, warps, stages in wanted
+    ]
 
 
 def _covered(program: TileProgram, schedule: Schedule, dim: int) -> bool:

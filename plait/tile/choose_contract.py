@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from plait.errors import LowerFailed
 from plait.ir.index import Expr
+from plait.plan.contract_cost import columns_a_block
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
 from plait.tile.program import Dot, Load, Store, draw_of
@@ -24,6 +25,8 @@ from plait.tile.schedule import Schedule, power_of_two
 Hint = Callable[[Expr], int]
 WIDEST = 256  # points of a dim that a block holds whole
 _LONG = 1024  # summed points from which on a product keeps a persistent block busy
+# rows up to which -> (warps, stages) of a product that streams its other factor: many bytes in flight
+_SKINNY = {1: (2, 4), 16: (4, 6)}
 _LEAST = 16  # summed points of a step, which tensor cores need
 _SPILLED = 1.25  # times its extent is what a summed dim may take in whole tiles
 _PANEL = 256  # summed points that a CPU's packed factor holds
@@ -107,6 +110,10 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     tiles = tuple((flat.dims[d].name, tile[d]) for d in sorted(tile))
     if spec.kind == "cpu":
         return Schedule(form="swept", tile=tiles, vector=name)
+    rows = 128 if found.stream else _rows(flat, found, hint)
+    if rows <= max(_SKINNY):
+        warps, stages = _SKINNY[min(r for r in _SKINNY if rows <= r)]
+        return Schedule(form="swept", tile=tiles, warps=warps, stages=stages, vector=name)
     warps = _warps(flat, found, sizes)
     blocks = spec.units if _walks(flat, found, sizes, spec, hint) else 0
     wide = any(sizes.get(d, 0) > 128 for d in found.stream)
@@ -173,7 +180,7 @@ def _rows(flat: Flat, found: Roles, hint: Hint) -> int:
 
 def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
     """Summed points of one step: long ones where few rows share what is read, because then bytes in flight are all."""
-    return (256 if rows == 1 else 256 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
+    return (512 if rows == 1 else 128 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
 
 
 def _depth_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
@@ -227,7 +234,7 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
     for dims in (found.rows, found.columns):
         d = _largest(flat, dims, hint)
         if d is not None:
-            most = {1: 16}.get(rows, 32 if rows <= 16 else 128 if narrow else 64)
+            most = columns_a_block(rows) or (128 if narrow else 64)
             tile[d] = min(most, power_of_two(hint(flat.dims[d].extent)))
             chosen.append(d)
     if len(chosen) == 2 and not found.stream and narrow and all(tile[d] == 128 for d in chosen):

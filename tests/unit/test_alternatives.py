@@ -41,3 +41,14 @@ def test_tiles_in_flight_are_counted_and_what_does_not_fit_is_left_out() -> None
 def test_other_programs_vary_their_warps() -> None:
     found = alternatives(_product("form=swept tile=p0:32,p1:32,r0:16 warps=4 stages=3 vector=p1"))
     assert [s.warps for s in found] == [2, 8]
+
+
+def test_a_product_of_few_rows_varies_its_columns_and_what_is_in_flight() -> None:
+    found = [
+        str(s) for s in alternatives(_product("form=swept tile=p0:16,p1:32,r0:128 warps=4 stages=6 vector=r0", m=16))
+    ]
+    assert found == [
+        "form=swept tile=p0:16,p1:16,r0:128 warps=2 stages=6 vector=r0",
+        "form=swept tile=p0:16,p1:64,r0:128 warps=2 stages=6 vector=r0",
+        "form=swept tile=p0:16,p1:32,r0:256 warps=4 stages=4 vector=r0",
+    ]

@@ -56,7 +56,7 @@ def low_rank(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     [
         (gelu_after, ((8192, 4096), (16384, 4096)), (1, 0)),
         (swiglu, ((4096, 4096), (14336, 4096), (14336, 4096)), (2, 0)),
-        (low_rank, ((8192, 4096), (4096, 4096), (16, 4096), (4096, 16)), (2, 1)),
+        (low_rank, ((8192, 4096), (4096, 4096), (16, 4096), (4096, 16)), (3, 0)),
         (lambda x, w: x @ w.t(), ((8192, 4096), (16384, 4096)), (0, 1)),
     ],
 )
@@ -116,3 +116,39 @@ def test_factors_in_pieces_that_fill_no_lines_are_put_together_for_the_call(size
     heads = 4096 // size
     compiled = planned(after_heads, (heads, 8192, size), (8192, heads * size), (8192, 8192))
     assert products(compiled) == (0, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_a_product_of_few_rows_is_a_stream_that_needs_no_company(rows: int) -> None:
+    compiled = planned(lambda x, w: x @ w.t(), (rows, 4096), (14336, 4096))
+    assert products(compiled) == (1, 0)
+    (group,) = compiled.plan.kernels()
+    floor = group.cost.bytes_read / SPECS["h200"].bytes_per_ns
+    assert group.predicted_ns < 1.3 * floor
+    (program,) = [p.program for launch in compiled.launches for p in launch.parts]
+    assert program.schedule.size(next(d.name for d in program.dims if d.extent.const == 14336)) == (
+        4 if rows == 1 else 32
+    )
+
+
+def test_a_norm_before_a_product_of_few_rows_is_not_formed_again_by_every_block() -> None:
+    def norm(x: Tensor, w: Tensor) -> Tensor:
+        return F.layer_norm(x, (4096,)) @ w.t()
+
+    compiled = planned(norm, (16, 4096), (4096, 4096))
+    assert [len([n for n in g.nodes if n.kind == "contract"]) for g in compiled.plan.kernels()] == [0, 1]
+    assert products(compiled) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth", "opened"),
+    [(50257, 768, 1), (50304, 768, 0), (1024, 50257, 1), (1024, 50304, 0)],
+)
+def test_where_rows_end_at_odd_places_our_own_product_is_the_fast_one(columns: int, depth: int, opened: int) -> None:
+    """The vendor's takes five to seven times as long there, even where rows begin well."""
+    shapes = ((8192, columns), (8192, depth), (columns, depth), (8192, depth), (depth, columns))
+
+    def product(_: Tensor, a: Tensor, b: Tensor, __: Tensor, w: Tensor) -> Tensor:
+        return a @ b.t() if depth % 8 == 0 else (a * 2) @ w  # rows of an intermediate begin well
+
+    assert products(planned(product, *shapes)) == (opened, 1 - opened)
