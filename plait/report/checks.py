@@ -129,11 +129,8 @@ def _parted(facts: Facts, names: Sequence[str]) -> tuple[GraphFacts, Refusal] | 
 
 
 def _said(g: GraphFacts, r: Refusal) -> str:
-    times = ""
-    if r.together_us is not None and r.apart_us is not None:
-        times = f"\n  predicted: {r.together_us:.1f} us together, {r.apart_us:.1f} us apart"
     lines = "".join(f"\n  {s.name}: {s.line or 'line not known'}" for s in (r.producer, r.consumer))
-    return f"  {g.name} ({g.kind}): {r.reason}: {r.sentence}{lines}{times}\n  to change it: {r.unlock}"
+    return f"  {g.name} ({g.kind}): {r.reason}: {r.sentence}{lines}\n  to change it: {r.unlock}"
 
 
 def _where(facts: Facts, names: Sequence[str]) -> str:

@@ -57,15 +57,13 @@ def _us(ns: float) -> float | None:
 
 
 def collect_refusals(plan: Plan, places: Places, openings: Sequence[Opening]) -> tuple[Refusal, ...]:
-    """Every neighbouring pair that stayed apart, most bytes at stake first. Pairs that share a launch after all (as parts of it
-    that do not wait for each other) are left out."""
+    """Every neighbouring pair that stayed apart, most bytes at stake first; also parts of one launch, which share no value."""
     out = []
     for d in plan.refusals():
         assert d.reason is not None
         a, b = places.side(d.producer), places.side(d.consumer)
-        if a.step == b.step and a.step >= 0:
-            continue
         sentence, unlock = _words(plan.graph, d, a, b, openings)
+        sentence += _gain(d) + ("; they are parts of one launch" if a.step == b.step >= 0 else "")
         known = d.together_ns > 0 and d.apart_ns > 0
         out.append(
             Refusal(
@@ -81,6 +79,13 @@ def collect_refusals(plan: Plan, places: Places, openings: Sequence[Opening]) ->
             )
         )
     return tuple(out)
+
+
+def _gain(d: Decision) -> str:
+    """What a law forbids, where the time model has a gain in it."""
+    if d.reason is None or d.reason.why is Why.NO_GAIN or not 0 < d.together_ns < d.apart_ns:
+        return ""
+    return f" ({d.together_ns / 1e3:.1f} us in one kernel, {d.apart_ns / 1e3:.1f} us in two, were it possible)"
 
 
 def _direction(plan: Plan, d: Decision) -> str:

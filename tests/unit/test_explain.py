@@ -17,8 +17,13 @@ from click.testing import CliRunner, Result
 
 import plait
 from plait.errors import UserError
+from plait.ir.dtype import DType
+from plait.ir.graph import Builder
 from plait.options import Options
+from plait.plan.plan import Decision
+from plait.plan.reasons import Reason, Why
 from plait.report import facts as F
+from plait.report import refusals
 from plait.report.checks import nbytes
 from plait.report.json_form import SCHEMA_FILE
 from plait.report.report import Report
@@ -115,17 +120,17 @@ memory 4.00 MB at most beside inputs of 8.00 MB
 
 Not fused: nothing
 
-graph0 (inference) from test_explain.py:30
+graph0 (inference) from test_explain.py:35
 #  step, by time                            us bound  bytes alone   fused flop/B fused
 0  mul x2, add, sqrt                       926 memory     36.0 MB 12.0 MB  0.083 0.250
-   test_explain.py:30-33; vertical, thread
+   test_explain.py:35-38; vertical, thread
 
   k0_add_sqrt: 3.00 M arithmetic, 1.00 M special functions; roofline 923 us
   operator the user's line                          flops special bytes alone flop/B
-  mul      test_explain.py:30 a = x * x            1.00 M       0     8.00 MB  0.125
-  mul      test_explain.py:31 b = y * y            1.00 M       0     8.00 MB  0.125
-  add      test_explain.py:32 c = a + b            1.00 M       0     12.0 MB  0.083
-  sqrt     test_explain.py:33 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
+  mul      test_explain.py:35 a = x * x            1.00 M       0     8.00 MB  0.125
+  mul      test_explain.py:36 b = y * y            1.00 M       0     8.00 MB  0.125
+  add      test_explain.py:37 c = a + b            1.00 M       0     12.0 MB  0.083
+  sqrt     test_explain.py:38 return torch.sqrt(c)      0  1.00 M     8.00 MB  0.000
   values: in registers mul_2, mul_3, add_4; in memory sqrt_5
 """
 
@@ -157,6 +162,26 @@ def test_refusals_come_first_and_name_the_users_lines(turned: Report) -> None:
     assert r.consumer.line.startswith(f"test_explain.py:{line + 2} return x - rows")
     assert f"sum at test_explain.py:{line + 1} and sub at test_explain.py:{line + 2}" in " ".join(page.split())
     assert "to change it: index both operators by the same axes" in " ".join(page.split())
+
+
+def test_refusals_give_both_times_where_they_say_something() -> None:
+    n = 512
+    report = plait.explain(lambda x: (x.sum(0), x.sum(1)), torch.randn(n, n), target="cpu")
+    refused = [r for g in report.graphs for r in g.refusals]
+    (r,) = [r for r in refused if r.reason == "does not pay"]
+    assert r.direction == "input" and r.unlock.startswith("nothing")
+    assert r.together_us is not None and r.apart_us is not None and r.together_us > r.apart_us
+    assert f"{r.together_us:.1f} us in one kernel, {r.apart_us:.1f} us in two" in r.sentence
+    assert r.sentence.endswith("parts of one launch") and r.producer.step == r.consumer.step
+
+
+def test_a_law_that_forbids_a_gain_says_how_much() -> None:
+    def said(why: Why, together: float) -> str:
+        node = Builder().node("const", (), dtype=DType.f32, value=1.0)
+        return refusals._gain(Decision(node, node, Reason(why), 5000.0, together))
+
+    assert said(Why.MISALIGNED, 3000.0) == " (3.0 us in one kernel, 5.0 us in two, were it possible)"
+    assert said(Why.MISALIGNED, 6000.0) == said(Why.CYCLE, 0.0) == said(Why.NO_GAIN, 3000.0) == ""
 
 
 def test_calls_say_why_they_are_calls(mixed: Report) -> None:
