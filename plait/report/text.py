@@ -63,8 +63,8 @@ def _head(facts: Facts) -> RenderableType:
     before = f"eager  {count(t.operators, 'operator')}, {bytes_text(t.before.total)}"
     after = f"plait  {count(t.kernels, 'kernel')} + {count(t.calls, 'ATen call')}, {bytes_text(t.after.total)}"
     times = saved(facts)
-    if times is not None:
-        after += f" ({figure(times)}x less)" if times >= 1 else f" ({figure(1 / times)}x more)"
+    if times is not None and abs(times - 1) >= 0.005:
+        after += f" ({figure(times)}x less)" if times > 1 else f" ({figure(1 / times)}x more)" if times else ""
     if t.predicted_us is not None:
         after += f", {us_text(t.predicted_us)} us predicted"
     lines: list[RenderableType] = [title, Text(before), Text(after)]
