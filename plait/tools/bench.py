@@ -106,11 +106,14 @@ def _rows(job: Job, names: list[str], result: dict[str, Any]) -> Iterator[dict[s
     ceilings: list[float] | None = None
     while left:
         current: str | None = None
+        phase = "starting"
         worker = _Worker(job, left, ceilings)
         try:
             for kind, value in worker.messages():
                 if kind == "start":
-                    current = value
+                    current, phase = value, "starting"
+                elif kind == "phase":
+                    phase = value
                 elif kind == "machine":
                     result["machine"] = value
                 elif kind == "ceilings":
@@ -129,7 +132,7 @@ def _rows(job: Job, names: list[str], result: dict[str, Any]) -> Iterator[dict[s
             yield {
                 "name": current,
                 "device": job.device,
-                "error": f"{worker.how_it_ended()}: {worker.last_words()}",
+                "error": f"{worker.how_it_ended()} while {phase}: {worker.last_words()}",
             }
 
 
@@ -183,7 +186,7 @@ class _Worker:
     def how_it_ended(self) -> str:
         """In words, for a row that never came."""
         if self.given_up:
-            return f"no row within {self.timeout:g} s"
+            return f"no progress for {self.timeout:g} s"
         return f"process died ({self.returncode})"
 
     def last_words(self) -> str:

@@ -92,6 +92,7 @@ class Bench:
                 row["error"] = _first_line(error)
                 traceback.print_exc()
             self.add_peers(program, contenders, row)
+            _say("phase", "timing")
             calls = {who: program.step(fn) for who, fn in contenders.items()}
             for who, call in calls.items():
                 row[f"{_key(who)}_peak_mb"] = bench_timing.peak_mb(call, self.device)
@@ -108,6 +109,7 @@ class Bench:
         self.cache_dir = tempfile.mkdtemp(prefix="plait_bench_")
         torch._dynamo.reset()
         report.reset()
+        _say("phase", "compiling")
         compiled, row["plait_compile_s"] = self.first_call(program, "plait")
         records = report.all()
         row["plait_kernels"] = sum(r.kernels for r in records)
@@ -115,7 +117,9 @@ class Bench:
         row["fallbacks"] = [f"{f.scope} {f.op}: {f.reason}" for f in report.fallbacks()]
         row["plait_compile_stages_s"] = {k: v for r in records for k, v in r.seconds.items()}
         torch._dynamo.reset()
+        _say("phase", "compiling again, with a warm cache")
         compiled, row["plait_compile_warm_s"] = self.first_call(program, "plait")
+        _say("phase", "judging the results")
         verdicts = bench_check.check_program(program, compiled, lambda fn: self.compile(fn, "plait"))
         row["max_error"] = max(v.max_error for v in verdicts)
         row["verdict"] = max((v.status for v in verdicts), key=["PASS", "WARN", "FAIL"].index)
@@ -123,6 +127,7 @@ class Bench:
         if wrong:
             row["error"] = f"wrong result: {wrong[0]}"[:600]
         if self.train_steps and self.suite == "models" and program.train:
+            _say("phase", "following the loss")
             verdict, row["losses"] = bench_check.check_loss_curve(
                 program, lambda fn: self.compile(fn, "plait"), self.train_steps
             )
@@ -138,6 +143,7 @@ class Bench:
                 contenders["eager"] = program.fn
                 continue
             try:
+                _say("phase", f"compiling with {who}")
                 self.warm_up(who, program.train)
                 with _fresh_inductor_cache():
                     contenders[who], row[f"{_key(who)}_compile_s"] = self.first_call(program, who)

@@ -72,7 +72,7 @@ def demo(file: str | None, top: int, threads: int | None, backend: str, as_json:
 @click.option("--threads", type=click.IntRange(1), help="CPU threads (default: torch's).")
 @click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
 @click.option(
-    "--timeout", default=900.0, show_default=True, help="Seconds without a row before a workload is given up."
+    "--timeout", default=900.0, show_default=True, help="Seconds without progress before a workload is given up."
 )
 @click.option("--backend", default="plait", hidden=True)
 @click.option("--show", type=click.Path(exists=True, dir_okay=False), help="Print the table of an earlier run's file.")

@@ -136,6 +136,7 @@ class _FakeWorker:
     def messages(self) -> Iterator[tuple[str, Any]]:
         for n in self.names:
             yield "start", n
+            yield "phase", "timing"
             if n == "crashes":
                 self.returncode = -11
                 return
@@ -154,7 +155,7 @@ def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(bench, "_Worker", _FakeWorker)
     rows = list(bench._rows(bench.Job(), ["first", "crashes", "last"], {}))
     assert [r["name"] for r in rows] == ["first", "crashes", "last"]
-    assert "Segmentation fault" in rows[1]["error"]
+    assert rows[1]["error"] == "process died (-11) while timing: Segmentation fault"
     assert "error" not in rows[2]
     assert _FakeWorker.started[-1] == ["last"]
 
@@ -162,7 +163,7 @@ def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_process_that_says_nothing_for_too_long_is_given_up() -> None:
     worker = bench._Worker(bench.Job(timeout=0.01), ["l2norm"], None)
     assert list(worker.messages()) == []
-    assert worker.how_it_ended() == "no row within 0.01 s"
+    assert worker.how_it_ended() == "no progress for 0.01 s"
 
 
 def test_bench_measures_a_real_workload(tmp_path: Path) -> None:
