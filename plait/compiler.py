@@ -25,6 +25,7 @@ from plait.plan.openings import Opening, better_closed, in_order, opening_gains
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.search import make_plan
+from plait.rewrite.passes.even_rows import even_rows
 from plait.rewrite.passes.gathered_products import gathered_products
 from plait.rewrite.passes.linear_sums import linear_sums
 from plait.rewrite.passes.materialise import materialise
@@ -88,7 +89,7 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
-    graph = single_points(graph)
+    graph = even_rows(single_points(graph), spec, options.numerics)
     gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
     calls = list(gains)
     worth = chosen = frozenset(n for n, gain in gains.items() if gain > 0)

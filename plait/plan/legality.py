@@ -25,6 +25,7 @@ class Context:
     stored: Callable[[frozenset[Node]], list[Node]]
     fits: Fits
     partials: frozenset[Node]  # partial results of split reductions
+    relaid: frozenset[Node]  # copies whose rows begin well
     max_arguments: int
     max_nodes: int
 
@@ -121,7 +122,19 @@ def why_not_partial(ctx: Context, al: Alignment) -> Reason | None:
     return None
 
 
+def why_not_relaid(ctx: Context, al: Alignment) -> Reason | None:
+    """A copy whose rows begin well is there for the products that read it: one that took it in would read the odd rows itself."""
+    inside = frozenset(al.nodes)
+    for n in al.nodes if ctx.relaid & inside else ():
+        if n.kind == "contract" and any(
+            ctx.relaid & made_of(r.source, inside, ctx.model.reading.reads) for r in ctx.model.reading.reads(n)
+        ):
+            return Reason(Why.SLOWER, f"{n.op} would read rows that begin at odd places")
+    return None
+
+
 LAWS: tuple[Law, ...] = (
+    why_not_relaid,
     why_not_partial,
     why_not_arguments,
     why_not_loose,

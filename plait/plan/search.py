@@ -86,6 +86,7 @@ class Setting:
             self.stored,
             lambda al: fits(al, self.stored(frozenset(al.nodes))),
             graph.partials,
+            frozenset(n for n in graph.padded if n.op == "copy"),
             _MAX_ARGUMENTS,
             _MAX_NODES,
         )

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--threads", type=int)
     p.add_argument("--option", action="append", default=[], help="name=value, passed to plait")
-    p.add_argument("--timeout", type=float, default=900.0, help="seconds without progress before a workload is given up")
+    p.add_argument(
+        "--timeout", type=float, default=900.0, help="seconds without progress before a workload is given up"
+    )
     p.add_argument("--commit", help="what is measured, where the files are no checkout")
     p.add_argument("--backend", default="plait", help=argparse.SUPPRESS)
     a = p.parse_args(arguments)

@@ -64,8 +64,11 @@ def test_products_open_where_that_saves_traffic(fn: Fn, shapes: tuple[tuple[int,
     assert products(planned(fn, *shapes)) == expected
 
 
-def test_rows_that_begin_at_odd_places_stay_the_vendors() -> None:
-    assert products(planned(gelu_after, (8192, 4097), (16384, 4097))) == (0, 1)
+def test_factors_whose_rows_begin_at_odd_places_are_copied_where_that_is_cheap() -> None:
+    compiled = planned(gelu_after, (8192, 4097), (16384, 4097))
+    assert products(compiled) == (1, 0)
+    assert sum(n.op == "copy" for n in compiled.graph.nodes()) == 2
+    assert products(planned(gelu_after, (64, 4097), (64, 4097))) == (0, 1)
 
 
 def stored_and_summed(x: Tensor, w: Tensor, z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -152,3 +155,14 @@ def test_where_rows_end_at_odd_places_our_own_product_is_the_fast_one(columns: i
         return a @ b.t() if depth % 8 == 0 else (a * 2) @ w  # rows of an intermediate begin well
 
     assert products(planned(product, *shapes)) == (opened, 1 - opened)
+
+
+def test_gradients_of_odd_rows_that_come_from_outside_are_copied_once_for_both_products() -> None:
+    def gradients(g: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return g @ w, g.t() @ h
+
+    compiled = planned(gradients, (8192, 50257), (8192, 768), (50257, 768))
+    assert products(compiled) == (1, 1)
+    (copy,) = [n for n in compiled.graph.nodes() if n.op == "copy"]
+    assert [s.const for s in compiled.graph.padded[copy]] == [50304, 1]
+    assert "would read rows that begin at odd places" in str([str(d.reason) for d in compiled.plan.refusals()])

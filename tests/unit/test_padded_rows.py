@@ -31,6 +31,7 @@ from plait.oracle.compare import check_call
 from plait.plan import contract_cost
 from plait.plan.device import SPECS
 from plait.plan.layout import Strided, as_strided, is_matrix, rows_apart
+from plait.rewrite.passes import even_rows
 from plait.runtime import report
 from plait.runtime.steps import AllocStep, ExternStep
 
@@ -41,6 +42,7 @@ Fn = Callable[..., Any]
 def padding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a card: rows may lie apart."""
     monkeypatch.setitem(SPECS, "cpu", replace(SPECS["cpu"], row_bytes=128))
+    monkeypatch.setattr(even_rows, "UNEVEN", 1.0)  # the library's products on a CPU lose nothing
     torch._dynamo.reset()
     report.reset()
     yield
@@ -458,3 +460,30 @@ def test_descriptors_step_over_padded_rows() -> None:
     source = emit_triton(tuple(p.program for p in launch.parts), "kernel")
     assert "tl.make_tensor_descriptor(b0_ptr, [8192, 4097], [4160, 1]" in source.text
     assert "cp.async.bulk.tensor" in compile_sm90(source).ptx
+
+
+def given(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """An argument whose rows lie as they do is both factors' side of two products."""
+    return (x @ w) + (x.t() @ v).sum()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_products_read_a_copy_of_an_argument_whose_rows_begin_at_odd_places(
+    monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    monkeypatch.setattr(even_rows, "UNEVEN", 1e-9)
+    monkeypatch.setitem(contract_cost.OWN, "cpu", 1e9 if opened else 1e-9)
+    args = [rand(s, t, dtype=torch.bfloat16) for s, t in ((40, 37), (37, 16), (40, 16))]
+    check_call(compile_(given), given, args)
+    assert apart() == {(40, 37): (40, 1)}
+    (copy,) = [n for n in compiled().graph.nodes() if n.op == "copy"]
+    readers = [n for n in compiled().graph.nodes() if any(r.source is copy for r in n.reads)]
+    assert len(readers) == 2 and {n.kind for n in readers} == {"contract" if opened else "extern"}
+    # and the copy is not taken back into a product's kernel
+    assert not any(copy in g.nodes and any(n.kind == "contract" for n in g.nodes) for g in compiled().plan.kernels())
+
+
+def test_a_copy_that_costs_more_than_odd_rows_is_not_made() -> None:
+    args = [rand(s, t, dtype=torch.bfloat16) for s, t in ((40, 37), (37, 16), (40, 16))]
+    check_call(compile_(given), given, args)
+    assert apart() == {}
