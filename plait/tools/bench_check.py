@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,28 @@ from plait.tools.bench_programs import Fn, Program, copy_without_dropout
 _JUDGED = 1 << 22  # elements of one output that are judged one by one; of larger ones a sample and the worst places
 
 
-def check_program(program: Program, compiled: Fn, compile_fn: Callable[[Fn], Fn]) -> list[Verdict]:
-    """Judge one step of `compiled`, the compiled form of `program.fn`. Training models are compiled again without dropout."""
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A copy of a training model without dropout, its step, and that step compiled: whole models take minutes to compile, so
+    all that is asked of the copy is asked of one."""
+
+    module: nn.Module
+    fn: Fn
+    compiled: Fn
+
+    @classmethod
+    def of(cls, program: Program, compile_fn: Callable[[Fn], Fn]) -> Twin:
+        """The compiled copy of a program's model."""
+        module, fn = copy_without_dropout(program)
+        return cls(module, fn, compile_fn(fn))
+
+
+def check_program(program: Program, compiled: Fn, twin: Twin | None) -> list[Verdict]:
+    """Judge one step of `compiled`, the compiled form of `program.fn`; of a training model, of its `twin`."""
     if program.drop and program.undropped is not None:
         return [_check_dropping(program, compiled)]
-    if program.train and program.module is not None:
-        return _check_training_model(program, compile_fn)
+    if twin is not None:
+        return _check_training_model(program, twin)
     with torch.set_grad_enabled(program.train):
         got = program.step(compiled)()
         eager = program.step(program.fn)()
@@ -66,18 +83,17 @@ def _check_dropping(program: Program, compiled: Fn) -> Verdict:
     return verdict
 
 
-def _check_training_model(program: Program, compile_fn: Callable[[Fn], Fn]) -> list[Verdict]:
-    twin, fn = copy_without_dropout(program)
-    leaves = list(twin.parameters())
-    got = program.forward_backward(compile_fn(fn), program.args, leaves)
-    eager = program.forward_backward(fn, program.args, leaves)
+def _check_training_model(program: Program, twin: Twin) -> list[Verdict]:
+    leaves = list(twin.module.parameters())
+    got = program.forward_backward(twin.compiled, program.args, leaves)
+    eager = program.forward_backward(twin.fn, program.args, leaves)
     over = program.over
     assert over is not None
 
     def step(module: nn.Module, *args: Any) -> Any:
         return program.forward_backward(over(module), args, list(module.parameters()))
 
-    return judge_all(got, eager, reference(step, (twin, *program.args), all_double=True))
+    return judge_all(got, eager, reference(step, (twin.module, *program.args), all_double=True))
 
 
 def judge_all(got: Any, eager: Any, exact: Any) -> list[Verdict]:
@@ -127,14 +143,13 @@ def loss_curve(program: Program, module: nn.Module, fn: Fn, steps: int) -> Tenso
     return torch.stack(losses)
 
 
-def check_loss_curve(program: Program, compile_fn: Callable[[Fn], Fn], steps: int) -> tuple[Verdict, dict[str, Any]]:
-    """Train copies of the model in eager, compiled and in float64; judge the compiled losses. Also the losses, for the record."""
-    assert program.over is not None
+def check_loss_curve(program: Program, twin: Twin, steps: int) -> tuple[Verdict, dict[str, Any]]:
+    """Train the model's compiled twin, and copies in eager and in float64; judge the compiled losses. Also the losses, for the
+    record. The twin's weights change: it is the last thing to ask of it."""
     curves = {}
-    for kind in ("eager", "compiled", "float64"):
-        twin, fn = copy_without_dropout(program)
-        if kind == "float64":
-            twin = twin.double()
-        curves[kind] = loss_curve(program, twin, compile_fn(fn) if kind == "compiled" else fn, steps)
+    for kind in ("eager", "float64"):
+        module, fn = copy_without_dropout(program)
+        curves[kind] = loss_curve(program, module.double() if kind == "float64" else module, fn, steps)
+    curves["compiled"] = loss_curve(program, twin.module, twin.compiled, steps)
     verdict = compare(curves["compiled"], curves["eager"], curves["float64"], name="losses")
     return verdict, {kind: [round(float(v), 6) for v in c] for kind, c in curves.items()}

@@ -120,17 +120,17 @@ class Bench:
         _say("phase", "compiling again, with a warm cache")
         compiled, row["plait_compile_warm_s"] = self.first_call(program, "plait")
         _say("phase", "judging the results")
-        verdicts = bench_check.check_program(program, compiled, lambda fn: self.compile(fn, "plait"))
+        models = program.train and program.module is not None
+        twin = bench_check.Twin.of(program, lambda fn: self.compile(fn, "plait")) if models else None
+        verdicts = bench_check.check_program(program, compiled, twin)
         row["max_error"] = max(v.max_error for v in verdicts)
         row["verdict"] = max((v.status for v in verdicts), key=["PASS", "WARN", "FAIL"].index)
         wrong = [str(v) for v in verdicts if v.status == "FAIL"]
         if wrong:
             row["error"] = f"wrong result: {wrong[0]}"[:600]
-        if self.train_steps and self.suite == "models" and program.train:
+        if self.train_steps and self.suite == "models" and twin is not None:
             _say("phase", "following the loss")
-            verdict, row["losses"] = bench_check.check_loss_curve(
-                program, lambda fn: self.compile(fn, "plait"), self.train_steps
-            )
+            verdict, row["losses"] = bench_check.check_loss_curve(program, twin, self.train_steps)
             row["losses_verdict"] = str(verdict)
             if verdict.status == "FAIL":
                 row["error"] = f"loss curve: {verdict}"[:600]

@@ -7,7 +7,7 @@ a contraction inside it has on the other side than the axis, columns that only t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.ir.dtype import DType
@@ -109,7 +109,7 @@ def _cuts(graph: Graph, cascade: Cascade, spec: DeviceSpec) -> list[Cut]:
     if extent < _LONG or not rows.are_few(spec) or not _can_be_rebuilt(cascade):
         return []
     want = rows.parts(spec)
-    found = _parts(extent, want, want if rows.is_counted(spec) else 2 * want)
+    found = _parts(extent, want, want if rows.is_counted(spec) else 2 * want, lambda parts: rows.busy(parts, spec))
     if found is None or not _pays(cascade, rows, found[0], spec):
         return []
     parts, chunk = found
@@ -160,8 +160,9 @@ def _can_be_rebuilt(cascade: Cascade) -> bool:
     return True
 
 
-def _parts(extent: int, want: int, limit: int) -> tuple[int, int] | None:
-    """(parts, points of each): a divisor from the wanted count to the limit whose quotient is round, else a round length."""
+def _parts(extent: int, want: int, limit: int, busy: Callable[[int], float]) -> tuple[int, int] | None:
+    """(parts, points of each): a divisor from the wanted count to the limit whose quotient is round, else a round length, the
+    longer or the shorter one by how `busy` so many parts keep the machine."""
     most = extent // _SHORTEST
     want = min(want, most)
     if want < 2:
@@ -169,8 +170,9 @@ def _parts(extent: int, want: int, limit: int) -> tuple[int, int] | None:
     for parts in range(want, min(limit, most) + 1):
         if extent % (parts * _CHUNK) == 0:
             return parts, extent // parts
-    chunk = -(-extent // (want * _CHUNK)) * _CHUNK
-    return -(-extent // chunk), chunk
+    longer = -(-extent // (want * _CHUNK)) * _CHUNK
+    found = [(-(-extent // chunk), chunk) for chunk in (longer, longer - _CHUNK) if chunk]
+    return max(found, key=lambda f: busy(f[0]))
 
 
 def _pays(cascade: Cascade, rows: _Rows, parts: int, spec: DeviceSpec) -> bool:
