@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -115,7 +116,10 @@ class Bench:
         row["plait_kernels"] = sum(r.kernels for r in records)
         row["plait_externs"] = sum(r.externs for r in records)
         row["fallbacks"] = [f"{f.scope} {f.op}: {f.reason}" for f in report.fallbacks()]
-        row["plait_compile_stages_s"] = {k: v for r in records for k, v in r.seconds.items()}
+        stages = Counter[str]()
+        for r in records:
+            stages.update(r.seconds)
+        row["plait_compile_stages_s"] = dict(stages)
         torch._dynamo.reset()
         _say("phase", "compiling again, with a warm cache")
         compiled, row["plait_compile_warm_s"] = self.first_call(program, "plait")

@@ -175,6 +175,7 @@ def test_bench_measures_a_real_workload(tmp_path: Path) -> None:
     wanted = {"name", "device", "plait_ms", "eager_ms", "floor_ms", "plait_kernels", "plait_compile_s"}
     assert wanted | {"plait_peak_mb", "max_error", "fallbacks"} <= set(row)
     assert row["verdict"] != "FAIL"
+    assert 0 < row["plait_compile_stages_s"]["total"] <= row["plait_compile_s"]
     assert _plait("bench", *words, "--backend", "no_such_backend").exit_code == 1
     (row,) = json.loads(path.read_text())["rows"]
     assert "no_such_backend" in row["error"]
