@@ -167,7 +167,7 @@ class _Closing:
         traffic = sum(sizes) + result
         slower, again = 1.0, 0.0
         if self.is_stream():  # every block of the call reads the few rows again, as our own do
-            slower = max(STREAM[spec.kind], 1.0)
+            slower = STREAM[spec.kind]
             again = (self.g.cost.cache_bytes if self.g.cost is not None else 0.0) / spec.cache_bytes_per_ns
         ns = again + spec.launch_ns + max(self.call_ns(), slower * traffic / spec.bytes_per_ns)
         for factor, nbytes in zip(self.factors, sizes, strict=True):
@@ -189,12 +189,11 @@ class _Closing:
         return product_ns(self.spec, self.n, self.size(self.n.axes))
 
     def is_stream(self) -> bool:
-        """Whether few rows share what is read of the other factor: then bandwidth is all, of which calls do not reach the most."""
+        """Whether few rows share what is read of the other factor, and calls reach less of the bandwidth, which is all there."""
+        kind = self.spec.kind
         first, second = ({i for e in r.index for i in e.axes()} for r in self.n.reads)
-        return (
-            min(self.size(self.n.axes[i] for i in side) for side in (first - second, second - first))
-            <= FEW[self.spec.kind]
-        )
+        rows = min(self.size(self.n.axes[i] for i in side) for side in (first - second, second - first))
+        return STREAM[kind] > 1 and rows <= FEW[kind]
 
     def size(self, extents: Iterable[Expr]) -> float:
         return size_at_hints(self.plan.graph, extents)
