@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from plait.ir.graph import Node
+from plait.ir.index import Expr
 from plait.plan.align import Alignment
 from plait.plan.device import DeviceSpec
 
@@ -18,15 +19,11 @@ TILE = 128  # points of an axis that a block takes,
 WIDE = 256  # and of the columns of a persistent product that is alone
 WIDEST = 256  # points of an axis that a block may hold whole
 OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated products reach,
-WALKED = (
-    1.0  # and those of 16-bit factors that are alone, where tiles come through descriptors (on an H200, persistent:
-)
-# four shapes, 0.89 to 1.2; a row of logits that only a loss reads: 0.97)
-STREAM = {
-    "cuda": 1.05,
-    "cpu": 0.3,
-}  # likewise of its bandwidth, where FEW rows or fewer share what is read (an H200: 1.0
-# to 1.13)
+# and those of 16-bit factors that are alone, where tiles come through descriptors (on an H200, persistent: four shapes, 0.89 to
+# 1.2; a row of logits that only a loss reads: 0.97)
+WALKED = 1.0
+# likewise of its bandwidth, where FEW rows or fewer share what is read (an H200: 1.0 to 1.13)
+STREAM = {"cuda": 1.05, "cpu": 0.3}
 FEW = {"cuda": 16, "cpu": 3}
 UNEVEN = 0.2  # of its throughput is what the vendor's 16-bit product has whose depth or columns fill no 16 bytes (H200: 0.15 to 0.2)
 NARROWEST = 32  # columns of a tile down to which more blocks are made for a machine that has more units
@@ -38,6 +35,13 @@ def product_ns(spec: DeviceSpec, n: Node, size: float) -> float:
     vendor's throughput."""
     half = n.reads[0].source.dtype.nbytes <= 2
     return 2.0 * size / (spec.half_flops_per_ns if half else spec.float_flops_per_ns)
+
+
+def depth_of(call: Node) -> Expr:
+    """The summed extent of a call that is a product."""
+    domain = call.reads[-1].domain
+    assert domain is not None
+    return domain[-2]
 
 
 def vendor_ns(spec: DeviceSpec, n: Node, size: float, depth: float, columns: float, ragged: bool = False) -> float:
@@ -57,7 +61,7 @@ def share(spec: DeviceSpec, n: Node, beside: bool) -> float:
 def columns_a_block(rows: float) -> int | None:
     """Columns that a block of a product on a card takes where this few rows share them: it is a stream of the other factor, and
     all units must read at once (measured on an H200 from 1 to 16 rows). None: rows enough for square tiles."""
-    return 4 if rows <= 1 else NARROWEST if rows <= 16 else None
+    return 4 if rows <= 1 else NARROWEST if rows <= FEW["cuda"] else None
 
 
 class Tiling:

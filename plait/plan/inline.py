@@ -7,7 +7,7 @@ planner never sees inline nodes: `reads(n)` are n's reads with every inline sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,16 @@ class Reading:
         if found is None:
             found = self._reads[n] = self._expand(n, self.inline)
         return found
+
+    def with_inline(self, nodes: Iterable[Node]) -> list[Node]:
+        """The nodes, and the inline ones that they are made of."""
+        out = dict.fromkeys(nodes)
+        todo = list(out)
+        while todo:
+            new = [r.source for r in todo.pop().reads if r.source in self.inline and r.source not in out]
+            out |= dict.fromkeys(new)
+            todo += new
+        return list(out)
 
     def _expand(self, n: Node, inline: frozenset[Node] | set[Node]) -> tuple[Read, ...]:
         if n.kind == "extern":

@@ -108,6 +108,12 @@ ALIGNED = 16  # bytes: copy engines, vectorised loads and the vendor's products 
 WASTE = 1 / 8  # of a row, at most, is the gap behind it
 
 
+def begins_oddly(view: Strided, nbytes: int) -> bool:
+    """Whether rows of elements of so many bytes begin at places that are no multiples of ALIGNED."""
+    steps = [s for s, extent in zip(view.strides, view.shape, strict=True) if s is not ix.ONE and extent is not ix.ONE]
+    return any((s.const or 0) * nbytes % ALIGNED for s in steps)
+
+
 def rows_apart(graph: Graph, n: Node, strides: Shape, row_bytes: int) -> Shape | None:
     """The strides with rows that begin at multiples of `row_bytes`, or of the largest half of that which wastes no more than
     WASTE; None where the rows are aligned already, or are no rows: there is no other dimension, or sizes are not known."""

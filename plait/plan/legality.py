@@ -125,10 +125,9 @@ def why_not_partial(ctx: Context, al: Alignment) -> Reason | None:
 def why_not_relaid(ctx: Context, al: Alignment) -> Reason | None:
     """A copy whose rows begin well is there for the products that read it: one that took it in would read the odd rows itself."""
     inside = frozenset(al.nodes)
+    reads = ctx.model.reading.reads
     for n in al.nodes if ctx.relaid & inside else ():
-        if n.kind == "contract" and any(
-            ctx.relaid & made_of(r.source, inside, ctx.model.reading.reads) for r in ctx.model.reading.reads(n)
-        ):
+        if n.kind == "contract" and ctx.relaid & made_of(n, inside, reads):
             return Reason(Why.SLOWER, f"{n.op} would read rows that begin at odd places")
     return None
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Read, made_of
 from plait.ir.index import Expr
-from plait.plan.contract_cost import DWARFS, FEW, STREAM, UNEVEN, product_ns, share, vendor_ns
+from plait.plan.contract_cost import DWARFS, FEW, STREAM, UNEVEN, depth_of, product_ns, share, vendor_ns
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
-from plait.plan.layout import Layouts
+from plait.plan.layout import Layouts, begins_oddly
 from plait.plan.plan import Group, Plan
 
 _LINE = 128  # bytes that a row of a tile in shared memory has
@@ -65,7 +64,7 @@ class _Judge:
                 readers = sum(u.kind != "map" for u in self.users[r.source])
                 saved += (1 + readers) / readers * size
                 joined = True
-        depth, columns = (size_at_hints(self.graph, [e]) for e in (_depth(n), n.shape[-1]))
+        depth, columns = (size_at_hints(self.graph, [e]) for e in (depth_of(n), n.shape[-1]))
         points, ragged = size_at_hints(self.graph, n.shape) * depth, any(map(self.is_ragged, n.reads))
         memory = operands / self.spec.bytes_per_ns
         reached = share(self.spec, n, ragged or any(map(self.is_in_pieces, n.reads))) * (UNEVEN if ragged else 1.0)
@@ -75,13 +74,8 @@ class _Judge:
 
     def is_ragged(self, r: Read) -> bool:
         """Whether a factor's rows begin at odd places: no copy of 16 bytes, and no descriptor, can be made of them."""
-        seen = self.layouts.view(r)
-        if seen is None or not self.spec.descriptors:
-            return False
-        wide = [
-            s for s, extent in zip(seen.strides, seen.shape, strict=True) if s is not ix.ONE and extent is not ix.ONE
-        ]
-        return any((s.const or 0) * r.source.dtype.nbytes % 16 for s in wide)
+        seen = self.layouts.view(r) if self.spec.descriptors else None
+        return seen is not None and begins_oddly(seen, r.source.dtype.nbytes)
 
     def is_in_pieces(self, r: Read) -> bool:
         """Whether an axis of a factor is put together of pieces that are no whole lines of a tile in shared memory."""
@@ -114,12 +108,6 @@ class _Judge:
         return size_at_hints(self.graph, n.shape) * n.dtype.nbytes
 
 
-def _depth(n: Node) -> Expr:
-    domain = n.reads[-1].domain
-    assert domain is not None
-    return domain[-2]
-
-
 def better_closed(plan: Plan, spec: DeviceSpec) -> frozenset[int]:
     """Numbers (in `in_order`) of products that had better be calls: they share their kernel with nothing that saves traffic
     (casts and the sum of their own call), or with less than it costs. A twin has the number of what it repeats."""
@@ -139,7 +127,7 @@ class _Closing:
     def __init__(self, plan: Plan, g: Group, n: Node, spec: DeviceSpec) -> None:
         self.plan, self.g, self.n, self.spec = plan, g, n, spec
         trivial = {"cast", "copy", "const", "index"}
-        inside = set(_evaluated(plan, g))
+        inside = set(plan.reading.with_inline(g.nodes))
         self.factors = [made_of(r.source, inside) for r in n.reads]
         before = set().union(*self.factors)
         self.before = [m for m in before if m.op not in trivial]
@@ -197,17 +185,6 @@ class _Closing:
 
     def size(self, extents: Iterable[Expr]) -> float:
         return size_at_hints(self.plan.graph, extents)
-
-
-def _evaluated(plan: Plan, g: Group) -> list[Node]:
-    """A kernel's members, and the inline nodes that they read."""
-    out = dict.fromkeys(g.nodes)
-    todo = list(out)
-    while todo:
-        new = [r.source for r in todo.pop().reads if r.source in plan.reading.inline and r.source not in out]
-        out |= dict.fromkeys(new)
-        todo += new
-    return list(out)
 
 
 def twin_of(n: Node) -> tuple[Any, int]:

@@ -39,6 +39,8 @@ class Reason:
         return text
 
 
+BETWEEN = "an ATen call runs between them"  # of neighbours that one call keeps apart
+
 UNLOCK: dict[Why, str] = {
     Why.GLOBAL_SYNC: "a block must see a result of all blocks first; reduce over fewer axes, or let the reduction be split",
     Why.MISALIGNED: "index both operators by the same axes (the same reshape and order of dimensions)",

@@ -22,7 +22,7 @@ from plait.plan.inline import Reading
 from plait.plan.islands import Keys, islands
 from plait.plan.legality import Context, why_not
 from plait.plan.plan import Decision, Group, Plan
-from plait.plan.reasons import Reason, Why
+from plait.plan.reasons import BETWEEN, Reason, Why
 
 Fits = Callable[[Alignment, list[Node]], "Reason | None"]
 _MAX_ARGUMENTS = 48
@@ -386,5 +386,5 @@ def _never_candidates(setting: Setting, part_of: dict[Node, int], decided: set[t
             if call is not None:
                 out.append(Decision(source, n, Reason(Why.OPAQUE, str(call.attr("target"))), 0.0, 0.0, stake))
             elif not {(part_of[source], part_of[n]), (part_of[n], part_of[source])} & decided:
-                out.append(Decision(source, n, Reason(Why.OPAQUE, "an ATen call runs between them"), 0.0, 0.0, stake))
+                out.append(Decision(source, n, Reason(Why.OPAQUE, BETWEEN), 0.0, 0.0, stake))
     return out

@@ -298,13 +298,8 @@ class _Collector:
 
 def evaluated(reading: Reading, g: Group) -> list[Node]:
     """A group's members and the inline values that they are made of, in order."""
-    out = dict.fromkeys(g.nodes)
-    todo = list(g.nodes) if g.kind == "kernel" else []
-    while todo:
-        new = [r.source for r in todo.pop().reads if r.source in reading.inline and r.source not in out]
-        out |= dict.fromkeys(new)
-        todo += new
-    return sorted(out, key=lambda n: n.serial)
+    nodes = reading.with_inline(g.nodes) if g.kind == "kernel" else g.nodes
+    return sorted(nodes, key=lambda n: n.serial)
 
 
 def _shared(g: Group, reading: Reading) -> set[Node]:

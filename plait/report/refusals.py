@@ -9,11 +9,10 @@ from typing import Any
 from plait.ir.graph import Graph, Node, made_of
 from plait.plan.openings import Opening
 from plait.plan.plan import Decision, Plan
-from plait.plan.reasons import UNLOCK, Why
+from plait.plan.reasons import BETWEEN, UNLOCK, Why
 from plait.report.facts import Fusion, Refusal, Side
 
 _NOTHING_NS = 50.0
-_BETWEEN = "an ATen call runs between them"  # as plan/search has it
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _words(graph: Graph, d: Decision, a: Side, b: Side, openings: Sequence[Openi
     assert d.reason is not None
     why, detail, unlock = d.reason.why, d.reason.detail, UNLOCK[d.reason.why]
     x, y = _named(a), _named(b)
-    if why is Why.OPAQUE and detail == _BETWEEN:
+    if why is Why.OPAQUE and detail == BETWEEN:
         return f"an ATen call runs between {x} and {y}", "move it before or after both"
     if why is Why.OPAQUE:
         call = d.producer if d.producer.kind == "extern" else d.consumer

@@ -55,8 +55,7 @@ def flops_of(n: Node, spec: DeviceSpec, size: Callable[[Iterable[Any]], float]) 
         return Flops()
     points = size(n.axes)
     if n.kind == "contract":
-        half = n.reads[0].source.dtype.nbytes <= 2
-        return Flops(tensor_core=2 * points) if half and spec.kind == "cuda" else Flops(arithmetic=2 * points)
+        return product_flops(2 * points, n.reads[0].source.dtype.nbytes <= 2, spec)
     if n.op in _SUMS:
         return Flops(arithmetic=points)
     if n.op == "logcumsumexp":

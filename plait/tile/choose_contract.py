@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from plait.errors import LowerFailed
 from plait.ir.index import Expr
-from plait.plan.contract_cost import columns_a_block
+from plait.plan.contract_cost import FEW, columns_a_block
 from plait.plan.device import DeviceSpec
 from plait.tile.flat import Flat
 from plait.tile.program import Dot, Load, Store, draw_of
@@ -25,8 +25,9 @@ from plait.tile.schedule import Schedule, power_of_two
 Hint = Callable[[Expr], int]
 WIDEST = 256  # points of a dim that a block holds whole
 _LONG = 1024  # summed points from which on a product keeps a persistent block busy
-# rows up to which -> (warps, stages) of a product that streams its other factor: many bytes in flight
-_SKINNY = {1: (2, 4), 16: (4, 6)}
+# rows up to which -> (points a step of 16-bit factors, warps, stages) of a product that streams its other factor: many bytes
+# in flight
+_SKINNY = {1: (512, 2, 4), FEW["cuda"]: (128, 4, 6)}
 _LEAST = 16  # summed points of a step, which tensor cores need
 _SPILLED = 1.25  # times its extent is what a summed dim may take in whole tiles
 _PANEL = 256  # summed points that a CPU's packed factor holds
@@ -111,8 +112,8 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     if spec.kind == "cpu":
         return Schedule(form="swept", tile=tiles, vector=name)
     rows = 128 if found.stream else _rows(flat, found, hint)
-    if rows <= max(_SKINNY):
-        warps, stages = _SKINNY[min(r for r in _SKINNY if rows <= r)]
+    if (skinny := _skinny(rows)) is not None:
+        _, warps, stages = skinny
         return Schedule(form="swept", tile=tiles, warps=warps, stages=stages, vector=name)
     warps = _warps(flat, found, sizes)
     blocks = spec.units if _walks(flat, found, sizes, spec, hint) else 0
@@ -178,9 +179,14 @@ def _rows(flat: Flat, found: Roles, hint: Hint) -> int:
     return min((hint(flat.dims[d].extent) for dims in sides for d in dims[-1:]), default=1) if len(sides) > 1 else 1
 
 
-def _depth_tile(flat: Flat, spec: DeviceSpec, rows: int) -> int:
+def _skinny(rows: int) -> tuple[int, int, int] | None:
+    return next((found for most, found in _SKINNY.items() if rows <= most), None)
+
+
+def _depth_tile(flat: Flat, rows: int) -> int:
     """Summed points of one step: long ones where few rows share what is read, because then bytes in flight are all."""
-    return (512 if rows == 1 else 128 if rows <= 16 else 64) * 2 // _operand_bytes(flat)
+    step, *_ = _skinny(rows) or (64,)
+    return step * 2 // _operand_bytes(flat)
 
 
 def _depth_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
@@ -192,7 +198,7 @@ def _depth_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict
     for s in flat.stmts:
         if not isinstance(s, Dot):
             continue
-        left = _depth_tile(flat, spec, _rows(flat, found, hint))
+        left = _depth_tile(flat, _rows(flat, found, hint))
         held = 1
         for d in sorted(set(s.dims) & set(found.depth), reverse=True):
             extent = flat.dims[d].extent.const
