@@ -13,6 +13,7 @@ from plait.errors import InternalError, LowerFailed
 from plait.frontend.fx_import import import_fx
 from plait.frontend.saved import report_strides
 from plait.ir.check import check_graph
+from plait.ir.fuel import aside, is_limited, limited, take, take_at, told
 from plait.ir.graph import Graph, Node
 from plait.options import Options
 from plait.plan.align import Alignment
@@ -63,11 +64,12 @@ def compile_graph(
     """Compile one FX graph of ATen calls. Raises CompileError (of a kind) where it cannot."""
     graph = import_fx(gm, example_inputs, numerics=options.numerics, rng=options.rng)
     spec = spec_for("cuda" if graph.device.startswith("cuda") else "cpu", _card(graph.device))
-    compiled = all_levels(graph, spec, options)
-    report.compiled(compiled)
-    script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
-    report.current().details["script"] = script
-    made = assemble(gm, compiled, script, options)
+    with limited(options.fuel) as tank:
+        compiled = all_levels(graph, spec, options)
+        report.compiled(compiled)
+        script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
+        report.current().details |= {"script": script, "fuel": tank}
+        made = assemble(gm, compiled, script, options)
     report_strides(compiled.graph)
     return made
 
@@ -90,21 +92,39 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
     graph = even_rows(single_points(graph), spec, options.numerics)
-    gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
+    with aside():
+        gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
     calls = list(gains)
-    worth = chosen = frozenset(n for n, gain in gains.items() if gain > 0)
+    worth = frozenset(n for n, gain in gains.items() if gain > 0)
+    with aside():  # what stays open is found by planning several times; only the last is what is run
+        plan, env, chosen = _opened(graph, calls, worth, spec, options)
+    if is_limited():
+        chosen = frozenset(n for n in calls if n in chosen and take_at("open", "product", graph, [n]))
+        plan, env = _planned_with(graph, chosen, spec, options)
+    return replace(_lowered(plan, env, spec, options), openings=_openings(graph, gains, worth, chosen))
+
+
+def _opened(
+    graph: Graph, calls: list[Node], chosen: frozenset[Node], spec: DeviceSpec, options: Options
+) -> tuple[Plan, Env, frozenset[Node]]:
+    """The plan with those of `chosen` open that find company which pays."""
     while True:
-        opened = open_contractions(graph, chosen.__contains__) if chosen else graph
-        opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
-        plan, env = _planned(simplify(opened, spec, options), spec, options)
+        plan, env = _planned_with(graph, chosen, spec, options)
         alone = better_closed(plan, spec)
         if not alone:
-            return replace(_lowered(plan, env, spec, options), openings=_openings(graph, gains, worth, chosen))
+            return plan, env, chosen
         mine = [n for n in calls if n in chosen]
         products = in_order(plan.graph.nodes())
         if len(products) != len(mine):
             raise InternalError(f"{len(mine)} calls were opened, {len(products)} products are there")
         chosen -= {call for number, call in enumerate(mine) if number in alone}
+
+
+def _planned_with(graph: Graph, chosen: frozenset[Node], spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:
+    """The plan with these calls open."""
+    opened = open_contractions(graph, chosen.__contains__) if chosen else graph
+    opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
+    return _planned(simplify(opened, spec, options), spec, options)
 
 
 def _openings(
@@ -119,8 +139,12 @@ def _openings(
 def padded(graph: Graph, spec: DeviceSpec, options: Options, reading: Reading | None = None) -> Graph:
     """The same graph, with the last word on where its values lie."""
     out = pad_rows(graph, spec, options.numerics, reading)
-    if len(out.padded) > len(graph.padded):
-        check_graph(out, level=options.check)
+    more = [n for n in out.padded if n not in graph.padded]
+    if not more:
+        return out
+    if not take_at("rewrite", "pad_rows", graph, more):
+        return graph
+    check_graph(out, level=options.check)
     return out
 
 
@@ -172,19 +196,32 @@ def split_by_fit(parts: Sequence[tuple[Group, Lowered]], spec: DeviceSpec) -> li
 
 
 def _lower_group(graph: Graph, group: Group, env: Env, spec: DeviceSpec, options: Options) -> Lowered:
-    assert group.alignment is not None
-    lowered = lower(
-        group.alignment,
-        group.stored,
-        env,
-        spec,
-        graph.hint,
-        name=_name((group,)),
-        header=_header(graph, group),
-    )
+    lowered = _under(False, graph, group, env, spec)
+    if is_limited():
+        lowered = _scheduled(lowered, graph, group, env, spec)
     if options.check:
         check_program(lowered.program)
     return lowered
+
+
+def _under(plainly: bool, graph: Graph, group: Group, env: Env, spec: DeviceSpec) -> Lowered:
+    assert group.alignment is not None
+    name, header = _name((group,)), _header(graph, group)
+    return lower(group.alignment, group.stored, env, spec, graph.hint, name=name, plainly=plainly, header=header)
+
+
+def _scheduled(chosen: Lowered, graph: Graph, group: Group, env: Env, spec: DeviceSpec) -> Lowered:
+    """The group under its chosen schedule, or under the plain one where there is no fuel for another."""
+    try:
+        plain = _under(True, graph, group, env, spec)
+    except LowerFailed:
+        return chosen
+    mine, other = chosen.program.schedule, plain.program.schedule
+
+    def words() -> str:
+        return f"{mine} instead of {other} for {told(graph, group.stored)}"
+
+    return chosen if mine == other or take("schedule", "choose", words, group.nodes) else plain
 
 
 def _name(batch: tuple[Group, ...]) -> str:

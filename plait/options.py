@@ -57,6 +57,7 @@ class Options:
     cache_dir: str | None = None  # None: the platform's place; "0": no disk cache
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
+    fuel: int | None = None  # decisions that each graph's compilation may take, for bisection; None: all
     explain: bool = False
     gluon: str = "measured"
     threads: int | None = None  # None: as many as torch uses at the time of the call
@@ -86,7 +87,7 @@ class Options:
         """The settings that can change generated code, as text for cache keys."""
         return (
             f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan} "
-            f"gluon={self.gluon}"
+            f"gluon={self.gluon} fuel={self.fuel}"
         )
 
     @property
@@ -114,6 +115,7 @@ _INTS: dict[str, tuple[int, int]] = {
     "cache_mb": (1, 1 << 30),
     "threads": (1, 4096),
     "pool_mb": (0, 1 << 30),
+    "fuel": (0, 1 << 30),
 }
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -152,7 +154,7 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
 
 def _parse_int(name: str, value: Any, given_as: str) -> dict[str, Any]:
     low, high = _INTS[name]
-    if value is None and name == "threads":
+    if value is None and name in ("threads", "fuel"):
         return {name: None}
     try:
         number = int(value)

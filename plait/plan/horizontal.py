@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plait.ir.fuel import take_at
 from plait.plan.plan import Group, Plan
 
 _MAX_PARTS = 64
@@ -17,7 +18,7 @@ def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
     for g in plan.groups:
         joins = fuse and g.kind == "kernel" and len(batch) < _MAX_PARTS and batch and batch[0].kind == "kernel"
         arguments = sum(_arguments(plan, b) for b in batch) + _arguments(plan, g)
-        if joins and arguments <= _MAX_ARGUMENTS and not (_sources(plan, g) & inside):
+        if joins and arguments <= _MAX_ARGUMENTS and not (_sources(plan, g) & inside) and _granted(plan, batch[0], g):
             batch.append(g)
             inside.add(g.number)
             continue
@@ -26,6 +27,11 @@ def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
         batch, inside = [g], {g.number}
     if batch:
         yield tuple(batch)
+
+
+def _granted(plan: Plan, first: Group, g: Group) -> bool:
+    nodes = (*first.stored, *g.stored)
+    return take_at("launch", "horizontal", plan.graph, nodes)
 
 
 def _arguments(plan: Plan, g: Group) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from plait.errors import CheckFailed
+from plait.ir.fuel import take_at
 from plait.ir.graph import Graph, Node, identity
 from plait.plan.align import FUSIBLE, Aligner, Alignment
 from plait.plan.chains import chains
@@ -25,6 +26,7 @@ from plait.plan.plan import Decision, Group, Plan
 from plait.plan.reasons import BETWEEN, Reason, Why
 
 Fits = Callable[[Alignment, list[Node]], "Reason | None"]
+_OUT_OF_FUEL = Reason(Why.FORBIDDEN, "beyond the option fuel")
 _MAX_ARGUMENTS = 48
 _MAX_NODES = 400
 _MAX_SIBLINGS = 16  # neighbours in reading order that a tensor's readers are paired with
@@ -60,7 +62,7 @@ def make_plan(graph: Graph, spec: DeviceSpec, reading: Reading, fits: Fits, *, f
         else:
             search.replay(planned[key][0])
         alignments += [part.alignment for part in search.parts.values()]
-        decisions += [replace(d, producer=island[p], consumer=island[c]) for p, c, d in planned[key][1]]
+        decisions += [search.as_here(replace(d, producer=island[p], consumer=island[c])) for p, c, d in planned[key][1]]
     return _finish(setting, alignments, decisions)
 
 
@@ -140,8 +142,19 @@ class _Search:
     def replay(self, merges: list[tuple[int, int]]) -> None:
         """Merge as an equal island was merged."""
         for p, c in merges:
+            if not self.granted([self.nodes[p], self.nodes[c]]):
+                return
             a, b = self.part_of[self.nodes[p]], self.part_of[self.nodes[c]]
             self.join(a, b, self.merged(a, b), p, c)
+
+    def as_here(self, d: Decision) -> Decision:
+        """A decision as it stands in this island, where fuel may have ended before it."""
+        apart = d.fused and self.part_of[d.producer] != self.part_of[d.consumer]
+        return replace(d, reason=_OUT_OF_FUEL) if apart else d
+
+    def granted(self, nodes: list[Node]) -> bool:
+        """Whether there is fuel for one more merge."""
+        return take_at("merge", "plan", self.setting.graph, nodes)
 
     # ---------------------------------------------------------------- merging
     def contract_chains(self) -> None:
@@ -158,7 +171,7 @@ class _Search:
             )
             if same and self.part_of[n] != self.part_of[u] and not self.makes_cycle(self.part_of[n], self.part_of[u]):
                 al = self.merged(self.part_of[n], self.part_of[u])
-                if len(al.nodes) <= _MAX_NODES and why_not(self.laws, al) is None:
+                if len(al.nodes) <= _MAX_NODES and why_not(self.laws, al) is None and self.granted([n, u]):
                     self.join(self.part_of[n], self.part_of[u], al, self.positions[n], self.positions[u])
                     self.decisions.append(Decision(n, u, None))
 
@@ -172,6 +185,8 @@ class _Search:
             for k in numbers[1:]:
                 al = self.setting.aligner.merge(al, self.parts[k].alignment)
             if why_not(self.laws, al) is not None or self.model.time(al) >= sum(self.parts[k].ns for k in numbers):
+                continue
+            if not self.granted(chain):
                 continue
             for n in chain[1:]:
                 a, b = self.part_of[chain[0]], self.part_of[n]
@@ -272,6 +287,8 @@ class _Search:
         reason = why_not(self.laws, al)
         if reason is None and together >= apart:
             reason = Reason(Why.NO_GAIN, "", together, apart)
+        if reason is None and not self.granted([p, c]):
+            reason = _OUT_OF_FUEL
         return Decision(p, c, reason, apart, together, stake), al if reason is None else None
 
     def merged(self, a: int, b: int) -> Alignment:

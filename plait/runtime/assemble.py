@@ -16,6 +16,7 @@ from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
 from plait.emit.triton import TritonSource, emit_triton
 from plait.errors import BuildFailed, LowerFailed, UnsupportedProgram
+from plait.ir.fuel import take
 from plait.options import Options, triton_is_interpreted
 from plait.runtime import report
 from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures, f8_saturates
@@ -130,7 +131,8 @@ def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | No
         said[launch.name] = "values are loaded along the stream, which has not run on a card yet"
         return None
     try:
-        return emit_gluon(launch.parts[0].program, f"{launch.name}_h")
+        made = emit_gluon(launch.parts[0].program, f"{launch.name}_h")
+        return made if take("variants", "gluon", lambda: f"a Gluon form of {launch.name}") else None
     except LowerFailed as failed:
         said[launch.name] = failed.message
         return None
@@ -142,7 +144,12 @@ def _schedules(launch: Launch, options: Options) -> list[Schedule | None]:
     worth = len(launch.parts) == 1 and not program.symbols and launch.groups[0].predicted_ns > _TUNE_FROM_NS
     if not worth or options.mode == "fast-compile" or triton_is_interpreted():
         return [None]
-    return [None, *alternatives(program)]
+    others = alternatives(program)
+    if not others or not take(
+        "variants", "timed", lambda: f"other schedules of {launch.name} timed beside {program.schedule}"
+    ):
+        return [None]
+    return [None, *others]
 
 
 def _attribute(gm: Any, name: str) -> Any:

@@ -17,6 +17,7 @@ from plait.tile.coalesce import coalesce
 from plait.tile.flat import Env, Flat, lower_flat
 from plait.tile.masks import conditions
 from plait.tile.pieces import cut_pieces
+from plait.tile.plain import plain
 from plait.tile.program import Dot, Stmt, Store, Sweep, TileProgram, exprs_of, walk
 from plait.tile.schedule import Schedule
 from plait.tile.sweep import sweep
@@ -42,15 +43,16 @@ def lower(
     *,
     name: str,
     schedule: Schedule | None = None,
+    plainly: bool = False,
     header: tuple[str, ...] = (),
 ) -> Lowered:
-    """Lower a group under `schedule` (default: chosen for the device). Raises LowerFailed when the group has no such form."""
+    """Lower a group under `schedule` (default: chosen for the device, or, `plainly`, the plain one). Raises LowerFailed when the group has no such form."""
     flat = lower_flat(al, stored, env)
     if has_dots(flat):
         flat = conditions(defer(flat) if env.numerics == "fused" else flat)
     flat = coalesce(flat)
     flat = cut_pieces(flat)
-    schedule = schedule or choose(flat, spec, hint)
+    schedule = schedule or (plain if plainly else choose)(flat, spec, hint)
     return program_of(flat, schedule, spec, name, header)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, identity
 from plait.plan.contract_cost import UNEVEN, depth_of, product_ns
 from plait.plan.cost import size_at_hints
@@ -29,7 +30,9 @@ def even_rows(graph: Graph, spec: DeviceSpec, numerics: str) -> Graph:
     gains: dict[Node, float] = {}
     for n, k in odd:
         gains[n.reads[k].source] = gains.get(n.reads[k].source, 0.0) + _gain_ns(graph, spec, n)
-    moved = {(n, k) for n, k in odd if gains[n.reads[k].source] > _copy_ns(graph, spec, n.reads[k].source)}
+    pays = [s for s in gains if gains[s] > _copy_ns(graph, spec, s)]
+    copied = {s for s in pays if take_at("rewrite", "even_rows", graph, [s])}
+    moved = {(n, k) for n, k in odd if n.reads[k].source in copied}
     if not moved:
         return graph
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from plait.ir import index as ix
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
 from plait.plan.cost import size_at_hints
 from plait.rewrite.engine import rebuilt, transform
@@ -42,6 +43,8 @@ def _visited(
 ) -> Node:
     """A node with its reads of products at few points, or itself if it is nothing but such a read, as products of few points."""
     if n.kind not in ("map", "reduce") or not any(_few(graph, n, r, above) for r in n.reads):
+        return rebuilt(builder, n, reads)
+    if not take_at("rewrite", "gathered_products", graph, [n]):
         return rebuilt(builder, n, reads)
     if n.op == "gather":
         dims = zip(n.reads[0].index, n.reads[0].source.shape, strict=True)

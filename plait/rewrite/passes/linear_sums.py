@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plait.ir import index as ix
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
 from plait.plan.body import space_of
 from plait.plan.cascade import Cascade, Step, plan_cascade
@@ -30,7 +31,8 @@ def linear_sums(graph: Graph, numerics: str) -> Graph:
     if not streamed or numerics != "fused":
         return graph
     graph = _nested(graph, streamed)
-    steps = _steps(graph, _streamed(graph))
+    found = _steps(graph, _streamed(graph))
+    steps = {n: s for n, s in found.items() if take_at("rewrite", "linear_sums", graph, [n])}
     new: dict[Node, Node] = {}
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from plait.ir import index as ix
 from plait.ir.dtype import DType
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
 from plait.rewrite.engine import rebuilt, transform
 
@@ -25,7 +26,8 @@ def single_points(graph: Graph) -> Graph:
     new: dict[Node, Node] = {}
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:
-        made = _written(builder, n, found[n], new) if n in found else None
+        allowed = n in found and take_at("rewrite", "single_points", graph, [n])
+        made = _written(builder, n, found[n], new) if allowed else None
         new[n] = made if made is not None else rebuilt(builder, n, reads)
         return new[n]
 

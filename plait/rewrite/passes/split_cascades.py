@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.ir import index as ix
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose
 from plait.ir.recombine import recombine
 from plait.plan.cascade import Cascade, Step
@@ -29,7 +30,8 @@ from plait.rewrite.passes.split_reductions import identity_of
 
 def split_cascades(graph: Graph, spec: DeviceSpec, numerics: str) -> Graph:
     """Split where the machine would stand idle and the parts' traffic costs less than that."""
-    cuts = find_cuts(graph, spec, "relaxed" if numerics == "fused" else "eager")
+    found = find_cuts(graph, spec, "relaxed" if numerics == "fused" else "eager")
+    cuts = [c for c in found if _granted(graph, [s.node for s in c.cascade.steps])]
     if not cuts:
         return graph
     steps = {step.node: (k, i) for k, cut in enumerate(cuts) for i, step in enumerate(cut.cascade.steps)}
@@ -53,6 +55,10 @@ def split_cascades(graph: Graph, spec: DeviceSpec, numerics: str) -> Graph:
     alive = set(out.nodes())
     partials = {r.source for s in splits for r in s.partial.values() if r.source in alive}
     return replace(out, partials=out.partials | partials)
+
+
+def _granted(graph: Graph, nodes: list[Node]) -> bool:
+    return take_at("rewrite", "split_cascades", graph, nodes)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from plait.ir import index as ix
 from plait.ir.dtype import DType
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Scalar, identity
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
@@ -44,7 +45,7 @@ def split_reductions(graph: Graph, spec: DeviceSpec) -> Graph:
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
         parts = None if n in done else _parts(n, spec, layouts)
-        if parts is None:
+        if parts is None or not take_at("rewrite", "split_reductions", graph, [n]):
             return None
         final = _split(builder, n, reads[0], *parts)
         partials.add(final.reads[0].source)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose
 from plait.ir.index import Facts
 from plait.plan.openings import in_order
@@ -26,7 +27,8 @@ def twin_products(graph: Graph) -> Graph:
     summed = {n: sums for n in number if (sums := _summed(n, graph.facts()))}
     nests = _nests(summed)
     repeated = {d for n, nest in nests.items() if nest for d in summed[n]}
-    if not repeated:
+    twins = sorted(repeated, key=lambda n: n.serial)
+    if not repeated or not take_at("rewrite", "twin_products", graph, twins):
         return graph
     made: dict[Node, Node] = {}
     copies: dict[tuple[Node, int], Node] = {}

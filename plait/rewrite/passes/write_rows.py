@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plait.ir import index as ix
+from plait.ir.fuel import take_at
 from plait.ir.graph import Graph, Node, Output, Read, Shape, identity, topological
 from plait.ir.index import Expr
 
@@ -38,6 +39,8 @@ def _shrunk(graph: Graph, o: Output, target: Node) -> Output:
         return o
     box = _box(new.guard, n.axes)
     if box is None:
+        return o
+    if not take_at("rewrite", "write_rows", graph, [n]):
         return o
     starts, extents = box
     facts = graph.facts(extents)
