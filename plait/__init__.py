@@ -16,9 +16,10 @@ _LAZY = {
     "backend": "plait.api",
     "Options": "plait.options",
     "explain": "plait.report.run",
+    "verify": "plait.diagnose.verify",
 }
 
-__all__ = ["Options", "__version__", "backend", "compile", "errors", "explain"]
+__all__ = ["Options", "__version__", "backend", "compile", "errors", "explain", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,23 +60,27 @@ def left_apart(val: Any, example: Any) -> tuple[int, ...] | None:
 
 def as_traced(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """The graph in eager: its views want the strides that it was traced with."""
+    if not _strides_wanted(gm, examples):
+        return gm.forward
+    return lambda *args: gm.forward(*as_wanted(gm, examples, args))
+
+
+def as_wanted(gm: fx.GraphModule, examples: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Arguments with the strides that the graph was traced with."""
+    given = list(args)
+    for k, strides in _strides_wanted(gm, examples).items():
+        dense = torch.empty_strided(args[k].shape, strides, dtype=args[k].dtype, device=args[k].device)
+        given[k] = dense.copy_(args[k])
+    return given
+
+
+def _strides_wanted(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[int, tuple[int, ...]]:
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    wanted = {
+    return {
         k: n.meta["val"].stride()
         for k, (n, example) in enumerate(zip(placeholders, examples, strict=False))
         if "val" in n.meta and left_apart(n.meta["val"], example) is not None
     }
-    if not wanted:
-        return gm.forward
-
-    def forward(*args: Any) -> Any:
-        given = list(args)
-        for k, strides in wanted.items():
-            dense = torch.empty_strided(args[k].shape, strides, dtype=args[k].dtype, device=args[k].device)
-            given[k] = dense.copy_(args[k])
-        return gm.forward(*given)
-
-    return forward
 
 
 def report_strides(graph: Graph) -> None:

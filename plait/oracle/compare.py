@@ -27,7 +27,18 @@ from torch.utils import _pytree as pytree
 from plait.errors import Mismatch
 from plait.oracle.reference import noise_of, perturbed, reference
 
-__all__ = ["Step", "Verdict", "check", "check_call", "compare", "compare_many", "noise_of", "perturbed", "reference"]
+__all__ = [
+    "Step",
+    "Verdict",
+    "check",
+    "check_call",
+    "compare",
+    "compare_many",
+    "noise_of",
+    "perturbed",
+    "reference",
+    "sharing",
+]
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 _RANK = {PASS: 0, WARN: 1, FAIL: 2}
@@ -285,7 +296,7 @@ def check_call(
     noise = noise_of(fn, args, exact)
     verdicts = compare_many(got, eager, exact, strides=strides, noise=noise)
     verdicts += compare_many(got_args, eager_args, exact_args, strides=strides, name="arg")
-    ours, theirs = _sharing(got, got_args), _sharing(eager, eager_args)
+    ours, theirs = sharing(got, got_args), sharing(eager, eager_args)
     if ours != theirs:
         verdicts.append(Verdict(FAIL, f"memory shared with arguments: {ours}, in eager {theirs}", "aliasing"))
     return raise_if_wrong(verdicts, strict)
@@ -309,7 +320,7 @@ def copy_of(x: Tensor) -> Tensor:
     return out.requires_grad_(x.requires_grad)
 
 
-def _sharing(outputs: Any, args: Any) -> list[list[int]]:
+def sharing(outputs: Any, args: Any) -> list[list[int]]:
     """For each output, the positions of the arguments whose memory it shares."""
 
     def place(t: Any) -> int:

@@ -153,6 +153,36 @@ def explain(
 
 
 @main.command()
+@click.argument("file")
+@click.option("--train", is_flag=True, help="Gradients too, of every float argument and parameter.")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Sets of ordinary values.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
+)
+@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    file: str,
+    train: bool,
+    seeds: int,
+    json_path: str | None,
+    options: tuple[str, ...],
+    debug: bool,
+) -> NoReturn:
+    """Judge FILE compiled against eager and float64, and say where it first departs. FILE defines make() -> (fn, args).
+
+    Exit codes: 0 right, 1 wrong, 2 the file or the program itself is at fault."""
+    from plait.tools.bench_main import parse_options
+    from plait.tools.verify import run
+
+    ctx.meta["plait.debug"] = debug
+    given = dict(parse_options(options))
+    sys.exit(run(file, train=train, seeds=seeds, json_path=json_path, options=given, debug=debug))
+
+
+@main.command()
 @_AS_JSON
 def doctor(as_json: bool) -> NoReturn:
     """Say what this machine has and lacks for plait, with the remedy, and run one kernel."""

@@ -36,16 +36,16 @@ def run(
     debug: bool = False,
 ) -> int:
     """Explain a file; the exit code."""
-    _say_to_people(f"loading {file} ...")
+    say_to_people(f"loading {file} ...")
     # what the program prints is no part of the report
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), _quiet(not debug):
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), quiet(not debug):
         warnings.simplefilter("ignore")  # what runs in eager is in the report
         fn, calls = load(file)
         from plait.report.run import explain_calls
 
         given = dict(options) or None
         report = explain_calls(
-            fn, calls, train=train, target=target, options=given, name=Path(file).name, say=_say_to_people
+            fn, calls, train=train, target=target, options=given, name=Path(file).name, say=say_to_people
         )
     if json_path == "-":
         print(report.to_json())
@@ -61,14 +61,14 @@ def run(
     return 0
 
 
-def _say_to_people(line: str) -> None:
+def say_to_people(line: str) -> None:
     """Progress, on a terminal's error stream: results are for the other one."""
     if sys.stderr.isatty():
         print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _quiet(quiet: bool) -> Iterator[None]:
+def quiet(quiet: bool) -> Iterator[None]:
     """Without torch's own tracebacks of a program that raises: the error says what is wrong."""
     if quiet:
         logging.disable(logging.ERROR)

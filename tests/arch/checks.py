@@ -24,6 +24,7 @@ LAYERS = {
     "plait.runtime": 4,
     "plait.api": 5,
     "plait.report": 5,
+    "plait.diagnose": 5,
     "plait": 5,
     "plait.workloads": 6,
     "plait.tools": 6,
@@ -38,6 +39,7 @@ TORCH_USERS = (
     "plait.compiler",
     "plait.api",
     "plait.report.run",
+    "plait.diagnose",
     "plait.tools",
     "plait.workloads",
 )
