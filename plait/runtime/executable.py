@@ -147,7 +147,14 @@ class _Closed:
         self.slots = self.late_slot + 1
         waiting = owner.binder.waiting_slots()
         self.steps: list[Launch] = []
+        freed: list[int] = []
         for step in script.steps:
+            if isinstance(step, FreeStep):
+                if not freed:
+                    self.steps.append(_free(freed := []))
+                freed.append(step.slot)
+                continue
+            freed = []
             # a group's nodes may speak of any symbol
             if late and (isinstance(step, EagerStep) or not names_in(_numbers_of(step)).isdisjoint(late)):
                 self.steps.append(self._closed_at_run(step))
@@ -205,19 +212,17 @@ class _Closed:
 
         return bind
 
-    def _closed_at_run(self, step: Step) -> Launch:
+    def _closed_at_run(self, step: KernelStep | AllocStep | ExternStep | CopyStep | EagerStep) -> Launch:
         place = self.late_slot
         return lambda slots: self._step(step, Sizes(slots[place] or self.early))(slots)
 
     # ------------------------------------------------------------------------------------------------ steps
-    def _step(self, step: Step, sizes: Sizes) -> Launch:
+    def _step(self, step: KernelStep | AllocStep | ExternStep | CopyStep | EagerStep, sizes: Sizes) -> Launch:
         if isinstance(step, KernelStep):
             kernel = self.owner.kernels[step.kernel]
             return kernel.bind(step.buffers, sizes.all(step.symbols), step.messages)
         if isinstance(step, AllocStep):
             return self._alloc(step, sizes)
-        if isinstance(step, FreeStep):
-            return _free(step.slot)
         if isinstance(step, ExternStep):
             operands = [self._fetch(o, sizes) for o in step.operands]
             return extern_call(step, sizes, operands, self.owner.attributes)
@@ -243,10 +248,10 @@ class _Closed:
 
             return take_over
         if device.type == "cpu" and self.owner.pool.wants(nbytes := _extent(shape, strides) * dtype.itemsize):
-            take = self.owner.pool.take
+            make = self.owner.pool.maker(dtype, shape, strides, nbytes)
 
             def from_pool(slots: Slots) -> None:
-                slots[slot] = torch.empty(0, dtype=dtype).set_(take(nbytes), 0, shape, strides)
+                slots[slot] = make()
 
             return from_pool
         empty = tensors.empty_on(device)
@@ -281,9 +286,10 @@ class _Closed:
         return lambda slots: value
 
 
-def _free(slot: int) -> Launch:
+def _free(several: list[int]) -> Launch:
     def free(slots: Slots) -> None:
-        slots[slot] = None
+        for slot in several:
+            slots[slot] = None
 
     return free
 

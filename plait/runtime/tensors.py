@@ -39,6 +39,17 @@ def lay_out(slots: list[Any], slot: int, strides: Ints) -> None:
 # view(base, shape, strides, offset in elements from base's first element)
 view: View = getattr(_guards, "_reinterpret_tensor", tracked_view)
 
+
+def _references() -> Callable[[torch.Tensor], int] | None:
+    """A count of what refers to a tensor's storage: tensors over it, and its UntypedStorage if it ever had one."""
+    address, count = (getattr(torch._C, f"_storage_{name}", None) for name in ("address", "Use_Count"))
+    if address is None or count is None:
+        return None
+    return lambda x: count(address(x))  # type: ignore[no-any-return]
+
+
+references = _references()
+
 # operators whose public function is bound more directly than the registry's, with the same arguments
 _DIRECT: dict[str, Any] = {
     "aten.mm.default": torch.mm,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -68,6 +69,65 @@ def test_nothing_is_kept_by_a_pool_that_is_gone() -> None:
     del t
 
 
+def made(pool: Pool, nbytes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return pool.maker(dtype, (nbytes // dtype.itemsize,), (1,), nbytes)()
+
+
+def test_a_watched_tensor_is_given_out_when_nobody_else_refers_to_it() -> None:
+    pool = Pool(64 * MIB)
+    t = made(pool, 4 * MIB)
+    where = t.data_ptr()
+    view = t[5:].numpy()
+    del t
+    other = made(pool, 4 * MIB)
+    assert other.data_ptr() != where
+    del view
+    again = made(pool, 4 * MIB)
+    assert again.data_ptr() == where
+    assert again._version == 0
+    assert again.untyped_storage().nbytes() == 4 * MIB
+    assert (pool.hits, pool.misses) == (1, 2)
+
+
+def test_memory_of_an_idle_watched_tensor_serves_other_kinds() -> None:
+    pool = Pool(64 * MIB)
+    where = made(pool, 4 * MIB).data_ptr()
+    half = made(pool, 4 * MIB, torch.bfloat16)
+    assert half.data_ptr() == where
+    assert half.dtype is torch.bfloat16
+    del half
+    less = made(pool, 4 * MIB - 64)
+    assert less.data_ptr() == where
+    assert less.untyped_storage().nbytes() == 4 * MIB - 64
+    assert pool.misses == 1
+    with torch.inference_mode():
+        assert made(pool, 2 * MIB).is_inference()
+    assert not made(pool, 2 * MIB).is_inference()
+
+
+def test_shared_memory_is_not_given_out_again() -> None:
+    pool = Pool(64 * MIB)
+    t = made(pool, MIB)
+    t.share_memory_()
+    where = t.data_ptr()
+    del t
+    assert made(pool, MIB).data_ptr() != where
+
+
+def test_watched_tensors_are_bounded() -> None:
+    pool = Pool(16 * MIB)
+    few = [made(pool, 3 * MIB) for _ in range(6)]
+    assert pool.watched <= 8 * MIB
+    del few
+    many = [made(pool, SMALLEST) for _ in range(50)]
+    assert len({t.data_ptr() for t in many}) == 50
+    assert pool.watched <= 6 * MIB + 8 * SMALLEST
+    del many
+    assert pool.kept <= 16 * MIB
+    pool.clear()
+    assert pool.watched == pool.kept == 0
+
+
 @pytest.mark.parametrize("nbytes", [1, 4096, 4097, SMALLEST, MIB - 1, MIB, MIB + 1, 123456789])
 def test_size_classes_waste_little(nbytes: int) -> None:
     size = size_class(nbytes)
@@ -77,7 +137,8 @@ def test_size_classes_waste_little(nbytes: int) -> None:
     assert size_class(size) == size
 
 
-def test_threads_never_share_a_live_block() -> None:
+@pytest.mark.parametrize("tensor", [tensor, made])
+def test_threads_never_share_a_live_block(tensor: Callable[[Pool, int], torch.Tensor]) -> None:
     pool = Pool(64 * MIB)
     bad: list[str] = []
 
@@ -86,7 +147,7 @@ def test_threads_never_share_a_live_block() -> None:
             t = tensor(pool, SMALLEST)
             t.fill_(mark)
             u = tensor(pool, SMALLEST)
-            u.fill_(mark + 100)
+            u.fill_(mark + 20)
             if int(t[0]) != mark or int(t[-1]) != mark or t.data_ptr() == u.data_ptr():
                 bad.append(f"thread {mark}")
 
