@@ -13,6 +13,7 @@ from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.inline import Reading
 from plait.plan.plan import Group
+from plait.report.eager import eager_operators, operator_name
 from plait.report.facts import (
     Flops,
     GraphFacts,
@@ -26,6 +27,7 @@ from plait.report.facts import (
 )
 from plait.report.memory import input_bytes, peak_bytes
 from plait.report.refusals import Places, collect_fusions, collect_refusals, why_call
+from plait.report.roofline import bound_of, ceilings_of, roofline_us
 from plait.report.work import flops_of, product_flops
 from plait.runtime.link import Launch
 from plait.runtime.steps import Script
@@ -64,15 +66,18 @@ class _Collector:
             for launch in compiled.launches
         ]
         self.step_of = {n: k for k, launch in enumerate(compiled.launches) for g in launch.groups for n in g.nodes}
+        self.ceilings = ceilings_of(self.spec)
         self.home = self._homes()
         self.absorbed = self._absorbed()
 
     def run(self, script: Script) -> GraphFacts:
         steps = tuple(self._step(k, launch) for k, launch in enumerate(self.compiled.launches))
-        places = Places(self.graph, {n: self.operator(n) for n in self.graph.nodes()}, self.step_of)
+        eager = eager_operators(self.operators, self._made_of(), self.home, self.spec, self.size)
+        origins = {n: at for n in self.graph.nodes() if (at := self.operator_number(n)) is not None}
+        places = Places(self.graph, {n: eager[at] for n, at in origins.items()}, self.step_of)
         known = [k.predicted_us for k in steps if k.predicted_us is not None]
         totals = Totals(
-            operators=sum(not o.recomputed and o.bytes_read + o.bytes_written > 0 for o in self.operators),
+            operators=sum(o.alone_us is not None for o in eager),
             kernels=sum(k.kind == "kernel" for k in steps),
             calls=sum(k.kind == "call" for k in steps),
             before=sum((Traffic(o.bytes_read, o.bytes_written) for o in self.operators), Traffic()),
@@ -81,6 +86,7 @@ class _Collector:
             predicted_us=sum(known) if known else None,
             peak_bytes=peak_bytes(self.compiled, script),
             input_bytes=input_bytes(self.graph),
+            eager_us=sum(o.alone_us or 0.0 for o in eager),
         )
         return GraphFacts(
             name="",
@@ -93,6 +99,7 @@ class _Collector:
             fallbacks=(),
             totals=totals,
             compile_seconds=0.0,
+            operators=eager,
         )
 
     def size(self, extents: Iterable[Any]) -> float:
@@ -101,10 +108,18 @@ class _Collector:
     def nbytes(self, n: Node) -> float:
         return self.size(n.shape) * n.dtype.nbytes
 
-    def operator(self, n: Node) -> Operator | None:
-        """The operator of eager's that a node came from; None for what plait made."""
-        found = [self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx]
-        return self.operators[found[0]] if found else None
+    def operator_number(self, n: Node) -> int | None:
+        """That of the operator of eager's that a node came from; None for what plait made."""
+        return next((self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx), None)
+
+    def _made_of(self) -> dict[int, dict[Node, None]]:
+        """Operator -> the nodes that became of it, each once however often it is formed."""
+        out: dict[int, dict[Node, None]] = {}
+        for n in dict.fromkeys(n for nodes in self.evaluated for n in nodes):
+            at = self.operator_number(n)
+            if at is not None:
+                out.setdefault(at, {})[n] = None
+        return out
 
     def _homes(self) -> dict[int, int]:
         """Operator -> the step that does most of its work; the first of those that do as much."""
@@ -140,7 +155,7 @@ class _Collector:
         predicted, bound = _time(launch, self.spec)
         seen = self.measured.get(launch.name, Measured())
         took = seen.times_ms.get(seen.chosen)
-        roofline = self.roofline_us(after, flops)
+        roofline = roofline_us(self.ceilings, after, flops)
         return Kernel(
             number=number,
             name=launch.name,
@@ -169,7 +184,8 @@ class _Collector:
         )
 
     def _call(self, number: int, n: Node, members: tuple[Member, ...], before: Traffic) -> Kernel:
-        operator = self.operator(n)
+        at = self.operator_number(n)
+        operator = self.operators[at] if at is not None else None
         half = bool(n.reads) and n.reads[0].source.dtype.nbytes <= 2
         flops = product_flops(operator.product_flops if operator is not None else 0.0, half, self.spec)
         read = sum(min(self.size(r.domain or ()) * r.source.dtype.nbytes, self.nbytes(r.source)) for r in n.reads)
@@ -177,7 +193,7 @@ class _Collector:
         after = Traffic(read, sum(self.size(o[0]) * o[1].nbytes for o in outs))
         if operator is not None and operator.bytes_read + operator.bytes_written < after.total:
             after = Traffic(operator.bytes_read, operator.bytes_written)  # updates rows, or picks some
-        roofline = self.roofline_us(after, flops)
+        roofline = roofline_us(self.ceilings, after, flops)
         return Kernel(
             number=number,
             name=str(n.attr("target")),
@@ -193,8 +209,8 @@ class _Collector:
             flops=flops,
             intensity_before=_per(flops.counted, before.total),
             intensity_after=_per(flops.counted, after.total),
-            predicted_us=self.spec.launch_ns / 1e3 + roofline,
-            bound=self._bound(after, flops),
+            predicted_us=self.ceilings.launch_us + roofline,
+            bound=bound_of(self.ceilings, after, flops),
             roofline_us=roofline,
             why=why_call(self.graph, n, self.compiled.openings),
             needs=self._needs(self.compiled.launches[number]),
@@ -208,27 +224,12 @@ class _Collector:
         own = self.step_of[nodes[0]]
         return tuple(sorted({self.step_of[s] for s in made if s in self.step_of} - {own}))
 
-    def roofline_us(self, traffic: Traffic, flops: Flops) -> float:
-        """The least time under the device's ceilings."""
-        return max(self._ceilings(traffic, flops)) / 1e3
-
-    def _ceilings(self, traffic: Traffic, flops: Flops) -> tuple[float, float]:
-        s = self.spec
-        work = flops.tensor_core / s.half_flops_per_ns + flops.arithmetic / s.float_flops_per_ns
-        return traffic.total / s.bytes_per_ns, work
-
-    def _bound(self, traffic: Traffic, flops: Flops) -> str:
-        memory, work = self._ceilings(traffic, flops)
-        if self.spec.launch_ns > max(memory, work):
-            return "launch"
-        return "memory" if memory >= work else "compute"
-
     def _members(self, number: int) -> tuple[Member, ...]:
         parts: dict[int, list[Node]] = {}
         for n in self.evaluated[number]:
-            found = [self.of_fx[o.fx] for o in self.graph.origins.get(n, ()) if o.fx in self.of_fx]
-            if found:
-                parts.setdefault(found[0], []).append(n)
+            at = self.operator_number(n)
+            if at is not None:
+                parts.setdefault(at, []).append(n)
         parts |= {at: [] for at in self.absorbed.get(number, ())}
         return tuple(self._member(at, parts[at], self.home[at] == number) for at in sorted(parts))
 
@@ -237,10 +238,9 @@ class _Collector:
         before = Traffic(o.bytes_read, o.bytes_written) if counted else Traffic()
         flops = sum((flops_of(n, self.spec, self.size) for n in nodes), Flops())
         ops = [n.op for n in nodes if n.op not in _PLUMBING]
-        aten = o.aten
         return Member(
-            name=o.call or aten.removeprefix("aten.").strip("_"),
-            aten=aten,
+            name=operator_name(o),
+            aten=o.aten,
             parts=tuple(dict.fromkeys(ops)) or tuple(dict.fromkeys(n.op for n in nodes)),
             fx=o.fx,
             feeds=o.feeds,
@@ -252,6 +252,7 @@ class _Collector:
             counted=counted,
             backward=o.backward,
             recomputed=o.recomputed,
+            operator=at,
         )
 
     # ---------------------------------------------------------------- what a kernel is

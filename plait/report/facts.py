@@ -52,11 +52,32 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class EagerOperator:
+    """An operator of the user's program as eager runs it: a kernel of its own. `alone_us`: predicted, a launch and the roofline
+    of its traffic and work (None: it launches nothing); `step`: where plait does most of it (-1: nothing of it is left);
+    `feeds`: numbers of the operators that read its results. Views are none."""
+
+    number: int
+    name: str
+    aten: str
+    line: str
+    module: str
+    before: Traffic
+    flops: Flops
+    alone_us: float | None
+    step: int
+    feeds: tuple[int, ...]
+    backward: bool = False
+    recomputed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """An operator of the user's program inside a kernel. `name`: what the program calls ("softmax"); `aten`: the operator it
     is ("aten._softmax"); `parts`: what plait made of it. `counted`: its traffic before is part of this kernel's (an operator
     spread over kernels counts once, where most of its work is done). `recomputed`: formed again for the backward, which eager
-    does not do. `fx`: its nodes in the captured graph, `feeds`: nodes of the operators that read its results."""
+    does not do. `fx`: its nodes in the captured graph, `feeds`: nodes of the operators that read its results; `operator`: its
+    number among the graph's operators."""
 
     name: str
     aten: str
@@ -71,6 +92,7 @@ class Member:
     counted: bool = True
     backward: bool = False
     recomputed: bool = False
+    operator: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +162,15 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two neighbours: the operator, the user's line, and the number of the step that it is in (-1: in none)."""
+    """One of two neighbours: the operator, the user's line, the number of the step that it is in (-1: in none), and that of the
+    operator of eager's (-1: plait made it)."""
 
     name: str
     op: str
     line: str
     module: str
     step: int
+    operator: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +214,7 @@ class Fallback:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Of a graph, or of the program. `operators`: that eager launches; `peak_bytes`: the most memory that values made by the
-    graph hold at once (its inputs, `input_bytes`, apart)."""
+    graph hold at once (its inputs, `input_bytes`, apart). `eager_us`: the operators' `alone_us`, one after another."""
 
     operators: int = 0
     kernels: int = 0
@@ -202,6 +226,7 @@ class Totals:
     peak_bytes: float = 0.0
     input_bytes: float = 0.0
     fallbacks: int = 0
+    eager_us: float | None = None
 
     @property
     def launches(self) -> int:
@@ -223,12 +248,23 @@ class GraphFacts:
     fallbacks: tuple[Fallback, ...]
     totals: Totals
     compile_seconds: float
+    operators: tuple[EagerOperator, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What bounds a kernel on the device: memory traffic, operations of either unit (0: it has no such unit), and one launch."""
+
+    bytes_per_us: float
+    arithmetic_per_us: float
+    tensor_core_per_us: float
+    launch_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """A program: its graphs in the order in which they were compiled. `target` names the DeviceSpec; `predicted`: nothing ran
-    on that device. `breaks`: why Dynamo cut the program, if it did."""
+    on that device. `breaks`: why Dynamo cut the program, if it did. `ceilings`: of the device."""
 
     program: str
     target: str
@@ -237,6 +273,7 @@ class Facts:
     graphs: tuple[GraphFacts, ...]
     totals: Totals
     breaks: tuple[str, ...] = ()
+    ceilings: Ceilings = Ceilings(0.0, 0.0, 0.0, 0.0)
     version: int = VERSION
 
     def steps(self) -> Iterator[tuple[GraphFacts, Kernel]]:
@@ -247,6 +284,7 @@ class Facts:
 def sum_totals(parts: list[Totals]) -> Totals:
     """Totals of several graphs, run one after another."""
     known = [t.predicted_us for t in parts if t.predicted_us is not None]
+    eager = [t.eager_us for t in parts if t.eager_us is not None]
     return Totals(
         sum(t.operators for t in parts),
         sum(t.kernels for t in parts),
@@ -258,4 +296,5 @@ def sum_totals(parts: list[Totals]) -> Totals:
         max((t.peak_bytes for t in parts), default=0.0),
         max((t.input_bytes for t in parts), default=0.0),
         sum(t.fallbacks for t in parts),
+        sum(eager) if eager else None,
     )

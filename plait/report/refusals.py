@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from plait.ir.graph import Graph, Node, made_of
 from plait.plan.openings import Opening
 from plait.plan.plan import Decision, Plan
 from plait.plan.reasons import BETWEEN, UNLOCK, Why
-from plait.report.facts import Fusion, Refusal, Side
+from plait.report.facts import EagerOperator, Fusion, Refusal, Side
 
 _NOTHING_NS = 50.0
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where nodes are: the operator of eager's that each came from (None: plait made it) and the step that it is in."""
+    """Where nodes are: the operator of eager's that each came from (absent: plait made it) and the step that it is in."""
 
     graph: Graph
-    operators: Mapping[Node, Any]
+    operators: Mapping[Node, EagerOperator]
     step_of: Mapping[Node, int]
 
     def side(self, n: Node) -> Side:
@@ -31,8 +30,7 @@ class Places:
             origin = next(iter(self.graph.origins.get(n, ())), None)
             line, module = (origin.line, origin.module) if origin is not None else ("", "")
             return Side(op, op, line, module, self.step_of.get(n, -1))
-        name = o.call or o.aten.removeprefix("aten.").strip("_")
-        return Side(name, op, o.line, o.module, self.step_of.get(n, -1))
+        return Side(o.name, op, o.line, o.module, self.step_of.get(n, -1), o.number)
 
 
 def collect_fusions(plan: Plan, places: Places) -> tuple[Fusion, ...]:

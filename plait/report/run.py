@@ -31,6 +31,7 @@ from plait.plan.layout import Layouts
 from plait.report.collect import Measured, collect
 from plait.report.facts import Fallback, GraphFacts, Resources, Totals, sum_totals
 from plait.report.report import Report
+from plait.report.roofline import ceilings_of
 from plait.runtime import report
 from plait.runtime.binary import Usage, usage_of, usages_for
 from plait.runtime.build import CppSources, build_cpp, f8_saturates
@@ -89,14 +90,16 @@ def explain_calls(
             _watched_call(fn, run, _with_gradients(fn, args) if train else args, train)
     after = torch._dynamo.utils.counters["graph_break"]
     graphs = tuple(watch.facts(s) for s in watch.seen)
+    device = target or watch.device()
     return Report(
         program=name or _name(fn),
-        target=target or watch.device(),
+        target=device,
         predicted=target is not None,
         train=train,
         graphs=graphs,
         totals=sum_totals([g.totals for g in graphs]),
         breaks=tuple(_one_line(why) for why, n in after.items() if n > broke.get(why, 0)),
+        ceilings=ceilings_of(SPECS[device]),
     )
 
 
