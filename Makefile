@@ -1,4 +1,5 @@
 # plait: `make demo` and `make test` need Python 3.11 or 3.12, g++ and make, and nothing else; everything goes into .venv.
+# (Where there is a Chromium, `make test` also looks at the page of `plait explain --html` in it.)
 #   PYTHON=...     another interpreter            PIP_FLAGS=...  extra flags for pip (an index with CPU builds of torch, …)
 #   PYTEST=...     extra flags for pytest         BENCH=...      flags for `plait bench`
 SHELL := bash
@@ -14,8 +15,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
-# One OpenMP thread a test process: the tests run on $(JOBS) processes.
-RUN_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) $(PYTEST)
+# One OpenMP thread a test process: the tests run on $(JOBS) processes. -rs: what is skipped says why (no Chromium, say).
+RUN_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n $(JOBS) $(PYTEST)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo lint types test test-all bench doctor clean
@@ -59,7 +60,7 @@ $(BIN)/python:
 $(STAMP): constraints.txt pyproject.toml Makefile | $(BIN)/python
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt setuptools
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt \
-		torch numpy click rich filelock pytest pytest-xdist pytest-timeout hypothesis mypy ruff expecttest jsonschema
+		torch numpy click rich filelock pytest pytest-xdist pytest-timeout hypothesis mypy ruff expecttest jsonschema playwright
 	$(BIN)/python -c 'import triton' 2> /dev/null || \
 		$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt triton==$(TRITON)
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .

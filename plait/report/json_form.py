@@ -16,7 +16,12 @@ SCHEMA_FILE = Path(__file__).with_name(f"schema_{VERSION}.json")
 
 def to_json(facts: Facts) -> str:
     """Pretty-printed; stable order; no NaN."""
-    return json.dumps({"schema": SCHEMA, **_plain(facts)}, indent=1, allow_nan=False)
+    return json.dumps(plain(facts), indent=1, allow_nan=False)
+
+
+def plain(facts: Facts) -> dict[str, Any]:
+    """What JSON can say, as the schema has it."""
+    return {"schema": SCHEMA, **_plain(facts)}
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Report: the facts of a program with their faces (table, JSON) and the assertions that a test suite makes of them."""
+"""Report: the facts of a program with their faces (table, JSON, page) and the assertions that a test suite makes of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from plait.report import checks
 from plait.report.facts import Facts
+from plait.report.html import to_html
 from plait.report.json_form import to_json
 from plait.report.text import WIDTH, render
 
@@ -31,6 +32,10 @@ class Report(Facts):
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
+
+    def to_html(self, path: str | Path) -> None:
+        """The facts as one page that needs no network: graphs, roofline, kernels with their sources, refusals."""
+        Path(path).write_text(to_html(self), encoding="utf-8")
 
     def assert_fused(self, *names: str) -> None:
         """Operators of these names share a kernel, and nowhere do neighbours of these names stay apart."""

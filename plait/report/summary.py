@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plait.report.facts import Facts, Flops, GraphFacts, Kernel, Refusal, Side, Traffic
-from plait.report.words import modules, place
+from plait.report.words import listed, modules, place
 
 _MOST_NAMES = 6
+_LABEL_NAMES = 3
+_MOVES = frozenset(("copy", "cast", "pieces"))
 
 
 @dataclass
@@ -42,13 +44,30 @@ class Row:
     @property
     def operators(self) -> list[str]:
         """Names of the first one's operators in the program's order; where they are many, those that weigh most."""
-        members = self.first.members
-        weight = {m.name: 0.0 for m in members}
-        for m in members:
+        kept = self._heaviest(_MOST_NAMES)
+        rest = len({m.name for m in self.first.members}) - len(kept)
+        return [m.name for m in self.first.members if m.name in kept] + ([f"{rest} more"] if rest else [])
+
+    def _heaviest(self, most: int) -> set[str]:
+        weight = {m.name: 0.0 for m in self.first.members}
+        for m in self.first.members:
             weight[m.name] += max(m.before.total, m.flops.counted + m.flops.special)
-        kept = set(sorted(weight, key=lambda n: -weight[n])[:_MOST_NAMES])
-        rest = len(weight) - len(kept)
-        return [m.name for m in members if m.name in kept] + ([f"{rest} more"] if rest else [])
+        return set(sorted(weight, key=lambda n: -weight[n])[:most])
+
+    @property
+    def label(self) -> str:
+        """The title where there is little room: the operators that weigh most, each once."""
+        kept = self._heaviest(_LABEL_NAMES)
+        return ", ".join(dict.fromkeys(m.name for m in self.first.members if m.name in kept)) or self.first.name
+
+    @property
+    def title(self) -> str:
+        """What the steps do, in the program's words."""
+        k = self.first
+        names = listed(self.operators, _MOST_NAMES + 1) or k.name
+        if k.kind == "call":
+            return f"{names} ({k.name.removesuffix('.default')})"
+        return names + (" (copies alone)" if k.members and all(set(m.parts) <= _MOVES for m in k.members) else "")
 
 
 def time_us(k: Kernel) -> float:
@@ -68,22 +87,40 @@ def rows(graph: GraphFacts) -> list[Row]:
 
 @dataclass
 class Entry:
-    """Refusals of one kind: a call with its neighbours, or a pair, over repeated layers."""
+    """Refusals of one kind: a call with its neighbours, or a pair, over repeated layers. `pairs`: the numbers of each one's
+    graph and of the refusal in it."""
 
     first: Refusal
     neighbours: list[str] = field(default_factory=list)
-    count: int = 0
+    pairs: list[tuple[int, int]] = field(default_factory=list)
     nbytes: float = 0.0
     call: str = ""
     kind: str = ""  # of the graph
+
+    @property
+    def count(self) -> int:
+        """Of the pairs."""
+        return len(self.pairs)
+
+    @property
+    def title(self) -> str:
+        """Which operators."""
+        r = self.first
+        head = (
+            f"{self.call}, beside {listed(self.neighbours, 4)}"
+            if self.call
+            else f"{r.producer.name} | {r.consumer.name}"
+        )
+        times = f" ({self.count} pairs)" if self.count > 1 and not self.call else ""
+        return head + times + (", backward" if self.kind == "backward" else "")
 
 
 def entries(graphs: Sequence[GraphFacts]) -> list[Entry]:
     """Refusals, most bytes at stake first."""
     found: dict[object, Entry] = {}
-    for g in graphs:
+    for at, g in enumerate(graphs):
         kinds = {k.number: k.kind for k in g.kernels}
-        for r in g.refusals:
+        for number, r in enumerate(g.refusals):
             call = next((s for s in (r.producer, r.consumer) if kinds.get(s.step) == "call"), None)
             if call is not None:
                 # said of the call, whoever its neighbours are
@@ -95,7 +132,7 @@ def entries(graphs: Sequence[GraphFacts]) -> list[Entry]:
             else:
                 key = (_side(r.producer), _side(r.consumer), r.reason, g.kind)
                 entry = found.setdefault(key, Entry(r, kind=g.kind))
-            entry.count += 1
+            entry.pairs.append((at, number))
             entry.nbytes += r.bytes_at_stake
     return sorted(found.values(), key=lambda e: (-e.nbytes, e.first.producer.line, e.first.consumer.line))
 

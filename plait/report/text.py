@@ -18,7 +18,6 @@ from plait.report.summary import Entry, Row, entries, rows, saved
 from plait.report.words import bytes_text, count, figure, intensity_text, listed, modules, place, places, us_text
 
 WIDTH = 100
-_MOVES = frozenset(("copy", "cast", "pieces"))
 _FEW = 2  # kernels of a program that is shown in detail unless asked otherwise
 
 
@@ -109,10 +108,7 @@ def _refusals(facts: Facts, top: int) -> RenderableType:
 def _entry(e: Entry) -> Text:
     """Which operators, then why; what would change it where anything would."""
     r = e.first
-    head = f"{e.call}, beside {listed(e.neighbours, 4)}" if e.call else f"{r.producer.name} | {r.consumer.name}"
-    times = f" ({e.count} pairs)" if e.count > 1 and not e.call else ""
-    backward = ", backward" if e.kind == "backward" else ""
-    text = Text(head + times + backward, style="bold")
+    text = Text(e.title, style="bold")
     text.append(f"\n{r.sentence}", style="not bold")
     if not r.unlock.startswith("nothing"):
         text.append(f"\nto change it: {r.unlock}", style="dim not bold")
@@ -172,10 +168,7 @@ def _per(flops: float, nbytes: float) -> float | None:
 def _step(row: Row) -> Text:
     """What a step does, where the user wrote it, and how it runs."""
     k = row.first
-    names = listed(row.operators, 7) or k.name
-    if k.kind == "kernel" and k.members and all(set(m.parts) <= _MOVES for m in k.members):
-        names += " (copies alone)"
-    text = Text(names if k.kind == "kernel" else f"{names} ({k.name.removesuffix('.default')})")
+    text = Text(row.title)
     notes = [places(k.lines)] if k.lines else []
     if k.kind == "call":
         notes += [f"in {m}" for m in [modules(m.module for s in row.steps for m in s.members)] if m]

@@ -114,6 +114,7 @@ def bench(
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
 )
+@click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that needs no network here.")
 @click.option(
     "--top", default=5, show_default=True, type=click.IntRange(0), help="Refusals, and steps a graph; 0: all."
 )
@@ -127,6 +128,7 @@ def explain(
     train: bool,
     target: str | None,
     json_path: str | None,
+    html_path: str | None,
     top: int,
     detail: bool | None,
     options: tuple[str, ...],
@@ -144,6 +146,7 @@ def explain(
             train=train,
             target=target,
             json_path=json_path,
+            html_path=html_path,
             top=top,
             detail=detail,
             options=given,

@@ -30,6 +30,7 @@ def run(
     train: bool,
     target: str | None,
     json_path: str | None,
+    html_path: str | None = None,
     top: int,
     detail: bool | None,
     options: Mapping[str, Any],
@@ -47,18 +48,28 @@ def run(
         report = explain_calls(
             fn, calls, train=train, target=target, options=given, name=Path(file).name, say=say_to_people
         )
+    if html_path is not None:
+        with _writing(html_path):
+            report.to_html(html_path)
     if json_path == "-":
         print(report.to_json())
         return 0
     if json_path is not None:
-        try:
+        with _writing(json_path):
             report.to_json(json_path)
-        except OSError as error:
-            raise UserError(f"cannot write {json_path}: {error.strerror}") from error
     color = sys.stdout.isatty()
     width = min(WIDTH, max(shutil.get_terminal_size().columns, _NARROWEST)) if color else WIDTH
     print(report.text(top=top, detail=detail, width=width, color=color), end="")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """A file that cannot be written is said in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def say_to_people(line: str) -> None:
