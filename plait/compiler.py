@@ -157,7 +157,8 @@ def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled
 def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:
     reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
     graph = padded(graph, spec, options, reading)
-    env = Env(Layouts(graph).strides, reading.inline, options.numerics, graph.symbols, reading.reads)
+    strides, apart = Layouts(graph).strides, frozenset(graph.padded)
+    env = Env(strides, reading.inline, options.numerics, graph.symbols, reading.reads, apart)
 
     def fits(al: Alignment, stored: Sequence[Node]) -> Reason | None:
         try:

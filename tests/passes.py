@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from plait.compiler import Compiled, all_levels
 from plait.frontend.capture import capture
@@ -32,3 +35,11 @@ def planning(out: dict[str, Compiled], options: Options, device: str = "h200") -
         return capture(gm, inputs, one, decompositions(), rewrites_for(options))
 
     return backend
+
+
+def planned(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Compiled:
+    """A function of tensors of these shapes, planned for a card."""
+    with FakeTensorMode() as mode:
+        args = [mode.from_tensor(torch.empty(s, dtype=dtype)) for s in shapes]
+        gm = make_fx(torch.func.functionalize(fn), decomposition_table=decompositions())(*args)
+    return all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {"check": 2}))

@@ -14,7 +14,7 @@ from torch import Tensor
 from plait.ir.graph import Graph, Node
 from plait.oracle.eval_graph import Evaluation, Value
 from plait.oracle.eval_tile import TileReport, flat_view, run_tile
-from plait.plan.layout import Layouts
+from plait.plan.layout import Layouts, room
 from plait.tile.lower import Lowered
 
 _UNWRITTEN = 77  # what memory holds before it is written, and between rows
@@ -71,8 +71,7 @@ class TileRunner:
         """Run one kernel with the evaluator; what it stores are the values of its nodes from now on."""
         given = self.buffers(lowered)
         symbols = dict(zip(lowered.program.symbols, self.sizes_of(lowered), strict=True))
-        gaps = any(n in self.ev.graph.padded for n in lowered.tensors)
-        report = run_tile(lowered.program, given, symbols, complete=not gaps)
+        report = run_tile(lowered.program, given, symbols, complete=True)
         self.keep(lowered, given)
         self.reports.append((lowered, report))
         return report
@@ -112,8 +111,7 @@ class TileRunner:
             wrong = [d for d, k in enumerate(argument.shape) if k > 1 and argument.stride(d) != strides[d]]
             assert not wrong, f"{n} has strides {argument.stride()}, the plan counts on {strides}"
             return flat_view(argument)
-        span = 1 + sum((k - 1) * s for k, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
-        flat = torch.full((span,), _UNWRITTEN, dtype=value.dtype)
+        flat = torch.full((room(value.shape, strides),), _UNWRITTEN, dtype=value.dtype)
         flat.as_strided(value.shape, strides).copy_(value)
         return flat
 

@@ -59,6 +59,7 @@ class GluonEmitter(Emitter):
             name: place_of(load, stream.operand, outer, inner, f"{name}_tiles", self.ix)
             for name, (load, outer, inner) in sides.items()
         }
+        self.gaps.used = False
         self.sides.inputs = set()  # steps are functions of their own: no tile of one is known in another
         self.tiles: Tiles | None = None
         self.points: dict[bool, _Points] = {}

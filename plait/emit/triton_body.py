@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from plait.emit.triton_accuracy import Accuracy
 from plait.emit.triton_bounds import Segment, longest_last, segments
 from plait.emit.triton_dot import Carried, loads_before_loops, products_early, without_small_dots
+from plait.emit.triton_gaps import Gaps, Room
 from plait.emit.triton_grid import Grid
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, spans
 from plait.emit.triton_online import merge_passes
@@ -104,6 +105,7 @@ class Emitter:
         long = sum(isinstance(s, Dot) and any(self.dims[i].looped for i in s.dims) for s in program.walk())
         self.walk = Walk(self.grid, program.buffers, program.schedule.blocks, long) if walks else None
         self.sides = Tiles(program, self.ix)
+        self.gaps = Gaps(program, self.ix)
         self.lines: list[str] = []
         self.depth = 2 if self.walk else 1
         self.checks: list[_Checked] = []  # those without a guard: they hold for every access of the same values
@@ -253,8 +255,19 @@ class Emitter:
         self.put(*lines)
         return text
 
-    def _mask(self, dims: tuple[int, ...], guard: tuple[Expr, ...], values: frozenset[int], to: Axes) -> str:
-        parts = self.ix.inside(dims, to) + self.ix.guards(guard, to)
+    def _mask(
+        self,
+        dims: tuple[int, ...],
+        guard: tuple[Expr, ...],
+        values: frozenset[int],
+        to: Axes,
+        room: Room | None = None,
+    ) -> str:
+        if room is not None and self.ix.is_even(room.dim):
+            room = None
+        exact = dims if room is None else tuple(i for i in dims if i != room.dim)
+        parts = self.ix.inside(exact, to) + self.ix.guards(guard, to)
+        parts += [self.ix.widen(text, (room.dim,), to) for text in room.text(self.ix)] if room is not None else []
         for c in self.checks:
             if c.values <= values and set(c.axes) <= set(to):
                 parts.append(self.ix.widen(c.text, c.axes, to))
@@ -273,7 +286,8 @@ class Emitter:
             self.put(*twin[0])
             self.ix.locals[s.out] = twin[1]
             return
-        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        room = self.gaps.room(s)
+        mask = self._mask(axes, s.guard, s.address.values(), axes, room)
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
         factor = self.carried.keeps_storage(s, b.dtype)
         keeps = factor or (b.dtype in (DType.f16, DType.bf16) and bool(self.carried.matrices))  # for another side
@@ -294,7 +308,7 @@ class Emitter:
             text = f"tl.where({mask}, {text}, {literal(s.fill, s.dtype)})"
         self.put(f"v{s.out} = {text}")
         self.ix.locals[s.out] = Local(f"v{s.out}", axes, s.dtype, f"v{s.out}s" if keeps else "", b.dtype)
-        if self.carried.matrices:
+        if self.carried.matrices and room is None:
             self.sides.note(s, self.ix.locals[s.out])
 
     def store(self, s: Store) -> None:
@@ -302,7 +316,7 @@ class Emitter:
         stored = self.accuracy.rounded_from(s.value, b.dtype)
         v = self.ix.locals[stored]
         axes = self._access_axes((*s.span, *v.axes), (s.address, *s.guard))
-        mask = self._mask(axes, s.guard, s.address.values(), axes)
+        mask = self._mask(axes, s.guard, s.address.values(), axes, self.gaps.room(s))
         address = self.ix.address(self._pointer(s.buffer), s.address, axes)
         value = convert(self.ix.operand(stored, axes), v.dtype, b.dtype)
         self.put(f"tl.store({address}, {value}{', mask=' + mask if mask else ''})")

@@ -103,6 +103,13 @@ class _Memory:
         self.stores = torch.zeros(len(data), dtype=torch.int32)
         self.traffic = Traffic(buffer.name, buffer.role, buffer.dtype.nbytes)
 
+    def between(self, address: Tensor) -> Tensor:
+        """Which addresses lie between rows."""
+        if self.buffer.rows is None:
+            return torch.zeros_like(address, dtype=torch.bool)
+        extent, pitch = self.buffer.rows
+        return address % pitch >= extent
+
     def account(self) -> Traffic:
         """The traffic, with unique elements counted."""
         self.traffic.read_unique = int(self.read.sum())
@@ -154,8 +161,9 @@ class _Run:
                 continue
             if bool((m.stores > 1).any()):
                 raise self.fail("L2", f"element {int((m.stores > 1).nonzero()[0])} of {m.buffer.name} is stored twice")
-            if self.complete and m.buffer.role == "out" and bool((m.stores[: m.elems] == 0).any()):
-                raise self.fail("L2", f"element {int((m.stores == 0).nonzero()[0])} of {m.buffer.name} is never stored")
+            unwritten = (m.stores[: m.elems] == 0) & ~m.between(torch.arange(m.elems))
+            if self.complete and m.buffer.role == "out" and bool(unwritten.any()):
+                raise self.fail("L2", f"element {int(unwritten.nonzero()[0])} of {m.buffer.name} is never stored")
         return TileReport(tuple(sorted(self.failed)), tuple(m.account() for m in self.memory))
 
     def fail(self, invariant: str, sentence: str, at: Stmt | None = None) -> CheckFailed:
@@ -291,6 +299,10 @@ class _Run:
         if bool(wrong.any()):
             worst = int(address.expand(wrong.shape)[wrong].flatten()[0])
             raise self.fail("L1", f"address {worst} is outside {m.buffer.name}, which has {m.elems} elements", s)
+        astray = m.between(address) & mask
+        if bool(astray.any()):
+            worst = int(address.expand(astray.shape)[astray].flatten()[0])
+            raise self.fail("L1", f"address {worst} is between two rows of {m.buffer.name}", s)
         place = address.clamp(0, max(m.elems - 1, 0)).to(torch.int64)
         if m.buffer.role == "scratch":
             copy: IndexValue = 0

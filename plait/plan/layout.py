@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.ir import index as ix
@@ -136,6 +137,25 @@ def rows_apart(graph: Graph, n: Node, strides: Shape, row_bytes: int) -> Shape |
         out[d] = reach
         reach = reach * n.shape[d]
     return tuple(out)
+
+
+def rows_of(shape: Shape, strides: Shape) -> tuple[int, int] | None:
+    """(extent, pitch) of rows that lie apart, in elements: behind each is a gap. None where there is none."""
+    steps = [(s.const, n.const) for s, n in zip(strides, shape, strict=True) if n is not ix.ONE]
+    extents = [n for s, n in steps if s == 1]
+    pitches = [s for s, _ in steps if s != 1]
+    if len(extents) != 1 or not extents[0] or not pitches or None in pitches:
+        return None
+    extent, pitch = extents[0], min(p or 0 for p in pitches)
+    return (extent, pitch) if pitch > extent and all((p or 0) % pitch == 0 for p in pitches) else None
+
+
+def room(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements that a tensor's memory has: with the gap behind its last row, where rows lie apart."""
+    if 0 in shape:
+        return 0
+    steps = [(s, n) for s, n in zip(strides, shape, strict=True) if n > 1]
+    return max([1 + sum((n - 1) * s for s, n in steps), *(n * s for s, n in steps)])
 
 
 def is_product(n: Node) -> bool:

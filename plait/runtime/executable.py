@@ -7,6 +7,7 @@ Executable may run on several threads at once. Steps that need data-dependent si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from plait.errors import InternalError
 from plait.frontend.context import from_dtype
+from plait.plan.layout import room
 from plait.runtime import pool, tensors
 from plait.runtime.calls import Attributes, Fetch, eager_group, extern_call, fetch_view
 from plait.runtime.cudagraph import Graphed
@@ -247,7 +249,8 @@ class _Closed:
                 slots[slot] = torch.empty(0, dtype=dtype, device=device).set_(old.untyped_storage(), 0, shape, strides)
 
             return take_over
-        if device.type == "cpu" and self.owner.pool.wants(nbytes := _extent(shape, strides) * dtype.itemsize):
+        elems = room(shape, strides)
+        if device.type == "cpu" and self.owner.pool.wants(nbytes := elems * dtype.itemsize):
             make = self.owner.pool.maker(dtype, shape, strides, nbytes)
 
             def from_pool(slots: Slots) -> None:
@@ -255,6 +258,12 @@ class _Closed:
 
             return from_pool
         empty = tensors.empty_on(device)
+        if elems > math.prod(shape):  # rows that lie apart
+
+            def alloc_roomy(slots: Slots) -> None:
+                slots[slot] = tensors.roomy(empty, shape, strides, dtype, elems)
+
+            return alloc_roomy
 
         def alloc(slots: Slots) -> None:
             slots[slot] = empty(shape, strides, dtype)
@@ -300,13 +309,6 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _resolve(slots: Slots, slot: int) -> None:
     slots[slot] = slots[slot].resolve_conj().resolve_neg()
-
-
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last of a strided tensor."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
 def _filled_by(step: Step) -> tuple[int, ...]:

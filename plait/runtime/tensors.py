@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from plait.plan.layout import room
+
 Ints = tuple[int, ...]
 Empty = Callable[[Ints, Ints, torch.dtype], torch.Tensor]
 View = Callable[[torch.Tensor, Ints, Ints, int], torch.Tensor]
@@ -28,12 +30,21 @@ def tracked_view(base: torch.Tensor, shape: Ints, strides: Ints, offset: int) ->
 
 
 def lay_out(slots: list[Any], slot: int, strides: Ints) -> None:
-    """The slot's tensor with these strides: a copy, unless it has them."""
+    """The slot's tensor with these strides, and with memory behind its last row as between its rows: a copy, unless it has
+    them."""
     found: torch.Tensor = slots[slot]
-    if found.stride() != strides and any(
-        s != t and n > 1 for s, t, n in zip(found.stride(), strides, found.shape, strict=True)
-    ):
-        slots[slot] = torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
+    elems = room(found.shape, strides)
+    lies = found.stride() == strides or all(
+        s == t or n <= 1 for s, t, n in zip(found.stride(), strides, found.shape, strict=True)
+    )
+    end = found.storage_offset() + elems
+    if not lies or found.untyped_storage().nbytes() < end * found.dtype.itemsize:
+        slots[slot] = roomy(empty_on(found.device), tuple(found.shape), strides, found.dtype, elems).copy_(found)
+
+
+def roomy(empty: Empty, shape: Ints, strides: Ints, dtype: torch.dtype, elems: int) -> torch.Tensor:
+    """An empty tensor whose memory has so many elements."""
+    return view(empty((elems,), (1,), dtype), shape, strides, 0)
 
 
 # view(base, shape, strides, offset in elements from base's first element)

@@ -75,6 +75,8 @@ class _Checker:
             if b.role not in _ROLES:
                 raise self.fail("P1", f"buffer {b.name} has role {b.role!r}")
             self.size(b.elems, f"the length of {b.name}")
+            if b.rows is not None and not 0 < b.rows[0] < b.rows[1]:
+                raise self.fail("P1", f"buffer {b.name} has rows of {b.rows[0]} elements every {b.rows[1]}")
         if not all(self.p.messages):
             raise self.fail("P1", "a check's message is empty")
         scheduled = {name for name, _ in self.p.schedule.tile} | ({self.p.schedule.vector} - {""})

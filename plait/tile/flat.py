@@ -19,6 +19,7 @@ from plait.ir.index import Expr, Facts
 from plait.ir.recombine import recombine
 from plait.plan.align import Alignment, Reads
 from plait.plan.layout import address as address_of
+from plait.plan.layout import rows_of
 from plait.tile.program import Buffer, Check, Dim, Dot, Let, Load, Reduce, Scan, Span, Stmt, Store
 
 # operators whose operands are rounded to the user's type first, besides those the table marks discontinuous
@@ -44,13 +45,15 @@ class Flat:
 
 @dataclass(frozen=True)
 class Env:
-    """What lowering asks of its surroundings: strides of materialised values, and which nodes are evaluated where they are read."""
+    """What lowering asks of its surroundings: strides of materialised values, which nodes are evaluated where they are read,
+    and between whose rows lies what is nobody's."""
 
     strides: Callable[[Node], Shape]
     inline: frozenset[Node]
     numerics: str
     symbols: dict[str, tuple[int, int | None]]
     reads: Reads
+    padded: frozenset[Node] = frozenset()
 
 
 def lower_flat(al: Alignment, stored: Sequence[Node], env: Env) -> Flat:
@@ -346,8 +349,10 @@ class _Lowering:
         found = self.buffers.get((n, role))
         if found is None:
             found = self.buffers[(n, role)] = len(self.buffer_list)
+            rows = rows_of(n.shape, strides) if n in self.env.padded else None
             elems = ix.ONE + address_of(tuple(e - 1 for e in n.shape), strides)
-            self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems)))
+            elems = elems + (rows[1] - rows[0] if rows else 0)  # the last row has its gap, too
+            self.buffer_list.append((n, Buffer(f"b{found}", n.dtype, role, elems, rows)))
         return found
 
 

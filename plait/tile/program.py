@@ -14,7 +14,7 @@ Reduce's result exists only after the outermost Sweep over its dims.
 Types: a local's `dtype` is a compute type (never f16, bf16, f8*): a Load converts up from the buffer's type, a Store
 rounds to it. Let "round" (attr dtype) rounds to a storage type and keeps the compute type.
 
-Invariants: L1 in bounds under guard; L2 each output element stored once; L3 masked lanes hold the identity of the
+Invariants: L1 in bounds, and in no gap, under guard; L2 each output element stored once; L3 masked lanes hold the identity of the
 reduction that consumes them; L4 no value escapes its loop but reduce results (inside
 the loop a carried one is read by "running" and "before" only); L5 accumulators have the declared dtype.
 """
@@ -46,12 +46,17 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A kernel argument. `role`: in, out, inout, or scratch (private to a block, `elems` long, addressed by row dims).
-    `elems` bounds addresses: 0 <= address < elems."""
+    `elems` bounds addresses: 0 <= address < elems.
+
+    `rows` (extent, pitch): rows of so many elements begin every `pitch` elements, and what lies between, behind the last
+    row too, is nobody's. A program stays inside the rows; what is made of it may read the gaps, if nothing hangs on what it
+    finds there (a NaN, say), and write anything to them."""
 
     name: str
     dtype: DType
     role: str
     elems: Expr
+    rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

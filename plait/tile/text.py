@@ -37,6 +37,7 @@ def print_program(program: TileProgram, header: bool = True) -> str:
     for k, b in enumerate(program.buffers):
         lines.append(
             f"buffer b{k} {json.dumps(b.name)}: {b.dtype.value} {b.role}, {print_expr(b.elems, leaf)} elements"
+            + (f", rows of {b.rows[0]} every {b.rows[1]}" if b.rows else "")
         )
     lines += [f"message {k} {json.dumps(m)}" for k, m in enumerate(program.messages, 1)]
     lines += [text for _, text in statement_lines(program)]

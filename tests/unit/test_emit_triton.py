@@ -11,6 +11,7 @@ import torch
 import triton_cases
 import triton_losses
 import triton_pipeline
+import triton_rows
 import triton_training
 from tile_make import Make
 from triton_module import interpreted
@@ -57,6 +58,17 @@ def loss_results() -> dict[str, str]:
 def test_losses(name: str, loss_results: dict[str, str]) -> None:
     assert name in loss_results, loss_results[""]
     assert not loss_results[name], loss_results[name]
+
+
+@pytest.fixture(scope="module")
+def row_results() -> dict[str, str]:
+    return interpreted("triton_rows.py")
+
+
+@pytest.mark.parametrize("name", triton_rows.CASES)
+def test_rows_apart(name: str, row_results: dict[str, str]) -> None:
+    assert name in row_results, row_results[""]
+    assert not row_results[name], row_results[name]
 
 
 @pytest.mark.parametrize("name", list(triton_pipeline.FUNCTIONS))

@@ -11,22 +11,18 @@ import torch
 import torch.nn.functional as F
 from tile_run import run_compiled
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from triton_resources import compile_sm90
 
 from plait import compiler
-from plait.compiler import Compiled, all_levels
+from plait.compiler import Compiled
 from plait.emit.triton import emit_triton
 from plait.errors import LowerFailed
-from plait.frontend.externs import decompositions
-from plait.frontend.fx_import import import_fx
 from plait.frontend.saved import mark_private, private_results
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Builder, Graph, Node, Read
 from plait.ir.index import Facts
-from plait.options import Options
 from plait.oracle.compare import check_call
 from plait.plan import contract_cost
 from plait.plan.device import SPECS
@@ -34,6 +30,7 @@ from plait.plan.layout import Strided, as_strided, is_matrix, rows_apart
 from plait.rewrite.passes import even_rows
 from plait.runtime import report
 from plait.runtime.steps import AllocStep, ExternStep
+from tests.passes import planned
 
 Fn = Callable[..., Any]
 
@@ -429,13 +426,6 @@ def test_sizes_that_vary(calls: None) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ on a card
-def planned(fn: Fn, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Compiled:
-    with FakeTensorMode() as mode:
-        args = [mode.from_tensor(torch.empty(s, dtype=dtype)) for s in shapes]
-        gm = make_fx(torch.func.functionalize(fn), decomposition_table=decompositions())(*args)
-    return all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {"check": 2}))
-
-
 def of_a_product(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.gelu((x @ w) @ v, approximate="tanh")
 
