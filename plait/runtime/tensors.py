@@ -37,9 +37,18 @@ def lay_out(slots: list[Any], slot: int, strides: Ints) -> None:
     lies = found.stride() == strides or all(
         s == t or n <= 1 for s, t, n in zip(found.stride(), strides, found.shape, strict=True)
     )
-    end = found.storage_offset() + elems
-    if not lies or found.untyped_storage().nbytes() < end * found.dtype.itemsize:
+    if not lies or not _has(found, elems):
         slots[slot] = roomy(empty_on(found.device), tuple(found.shape), strides, found.dtype, elems).copy_(found)
+
+
+def _has(x: torch.Tensor, elems: int) -> bool:
+    """Whether memory goes on for so many elements from a tensor's first. (Asking its UntypedStorage would be counted among
+    the references to it for ever.)"""
+    try:
+        x.as_strided((elems,), (1,))
+    except RuntimeError:
+        return False
+    return True
 
 
 def roomy(empty: Empty, shape: Ints, strides: Ints, dtype: torch.dtype, elems: int) -> torch.Tensor:
