@@ -39,6 +39,7 @@ SCRIPTS = (
     "table.js",
     "refusals.js",
     "inspector.js",
+    "overview.js",
     "main.js",
 )
 

@@ -231,6 +231,14 @@ def test_a_person_pans_zooms_folds_and_colours(open_page: Any, report: Report) -
     p.page.wait_for_function(
         f"document.querySelector({json.dumps(world)}).getAttribute('transform') !== {json.dumps(panned)}"
     )
+    zoomed = transform()
+    p.page.mouse.move(box["x"] + 20, box["y"] + box["height"] - 60)
+    p.page.keyboard.down("Control")
+    p.page.mouse.wheel(0, -200)
+    p.page.keyboard.up("Control")
+    p.page.wait_for_function(
+        f"document.querySelector({json.dumps(world)}).getAttribute('transform') !== {json.dumps(zoomed)}"
+    )
     folded = p.count(".pane[data-what=operators] .node")
     p.page.uncheck("#view-graph .tools input")
     assert p.count(".pane[data-what=operators] .node") > folded and p.count(".block") == 0
@@ -244,6 +252,7 @@ def test_a_person_pans_zooms_folds_and_colours(open_page: Any, report: Report) -
     by_time = heats()
     p.page.click("#view-graph .segments [data-value=refusals]")
     assert heats() != by_time and max(heats()) > 0
+    assert p.count(".pane[data-what=steps] .edge.refused") > 0
     p.page.click("#view-graph .segments [data-value=steps]")
     assert p.count(".pane[data-what=operators]") == 0 and p.count(".pane[data-what=steps]") == 1
     p.page.click(".graph[data-graph='0'] > button")
@@ -329,3 +338,23 @@ def test_a_program_that_computes_nothing(open_page: Any, report: Report) -> None
     p = open_page(replace(report, graphs=(failed,), totals=Totals()))
     assert "nothing of it is plait's" in p.texts(".graph")[0]
     assert p.said == []
+
+
+@pytest.mark.long
+def test_a_whole_training_step(open_page: Any) -> None:
+    """GPT-2's, small: forward, loss and their backwards, each a graph."""
+    import plait
+    from plait.workloads.models import MODELS
+
+    model = MODELS["gpt2_train_b8"]("cpu", "cpu")
+    found = plait.explain(model.bound(), *model.args, train=True, target="cpu")
+    p = open_page(found)
+    p.page.uncheck("#view-graph .tools input")
+    for at in range(len(found.graphs)):
+        if not p.count(f".graph[data-graph='{at}'].open"):
+            p.page.locator(f".graph[data-graph='{at}'] > button").click()
+    steps = p.page.locator(".pane[data-what=steps] .node").all()
+    operators = p.page.locator(".pane[data-what=operators] .node").all()
+    assert len(steps) == found.totals.launches > 40
+    assert len(operators) >= found.totals.operators > 150
+    assert p.said == [] and len(p.asked) == 1

@@ -26,28 +26,71 @@ function sentence(t) {
 }
 
 function tiles(t) {
-  const measured = allSteps.length > 0 && allSteps.every((s) => s.kernel.measured_us !== null || s.kernel.kind === "call") && allSteps.some((s) => s.kernel.measured_us !== null);
+  const measured =
+    allSteps.length > 0 &&
+    allSteps.every((s) => s.kernel.measured_us !== null || s.kernel.kind === "call") &&
+    allSteps.some((s) => s.kernel.measured_us !== null);
   const time = measured ? d3.sum(allSteps, (s) => s.time) : t.predicted_us;
   return [
-    tile("Launches", t.operators.toLocaleString("en"), t.launches.toLocaleString("en"), `${countText(t.kernels, "kernel")}, ${countText(t.calls, "library call")}`),
-    tile("Memory traffic", bytesText(t.before.total), bytesText(t.after.total), t.after.cached ? `and ${bytesText(t.after.cached)} from cache` : ""),
-    tile(measured ? "Time, measured" : "Time, predicted", timeText(t.eager_us), timeText(time), "eager: its launches at their roofline"),
+    tile(
+      "Launches",
+      t.operators.toLocaleString("en"),
+      t.launches.toLocaleString("en"),
+      `${countText(t.kernels, "kernel")}, ${countText(t.calls, "library call")}`,
+    ),
+    tile(
+      "Memory traffic",
+      bytesText(t.before.total),
+      bytesText(t.after.total),
+      t.after.cached ? `and ${bytesText(t.after.cached)} from cache` : "",
+    ),
+    tile(
+      measured ? "Time, measured" : "Time, predicted",
+      timeText(t.eager_us),
+      timeText(time),
+      "eager: its launches at their roofline",
+    ),
     tile("Memory at once", null, bytesText(t.peak_bytes), `at most, beside ${bytesText(t.input_bytes)} of inputs`),
-    tile("Not fused", null, countText(facts.refusals.length, "kind"), countText(d3.sum(graphs, (g) => g.facts.refusals.length), "pair")),
+    tile(
+      "Not fused",
+      null,
+      countText(facts.refusals.length, "kind"),
+      countText(
+        d3.sum(graphs, (g) => g.facts.refusals.length),
+        "pair",
+      ),
+    ),
   ];
 }
 
 function tile(name, before, after, note) {
-  return el("div.tile", {}, el("dt", {}, name), el("dd", {}, before === null ? null : el("s", {}, `${before} → `), after), el("p", {}, note));
+  return el(
+    "div.tile",
+    {},
+    el("dt", {}, name),
+    el("dd", {}, before === null ? null : el("s", {}, `${before} → `), after),
+    el("p", {}, note),
+  );
 }
 
 /** What a person has to know before believing the rest. */
 function notes() {
   const list = el("ul.notes");
-  const failed = d3.rollup(allSteps.filter((s) => s.kernel.failure), (v) => v, (s) => s.kernel.failure.split(":")[0]);
+  const failed = d3.rollup(
+    allSteps.filter((s) => s.kernel.failure),
+    (v) => v,
+    (s) => s.kernel.failure.split(":")[0],
+  );
   for (const [what, steps] of failed) {
     const first = steps[0];
-    list.append(el("li.bad", {}, `${countText(steps.length, "kernel")} ${what}: `, el("button.link", { type: "button", onclick: () => selectItem(first) }, first.title)));
+    list.append(
+      el(
+        "li.bad",
+        {},
+        `${countText(steps.length, "kernel")} ${what}: `,
+        el("button.link", { type: "button", onclick: () => selectItem(first) }, first.title),
+      ),
+    );
   }
   for (const why of report.breaks) list.append(el("li", {}, el("b", {}, "Cut by Dynamo: "), why));
   const fallbacks = new Set(graphs.flatMap((g) => g.facts.fallbacks.map((f) => `${f.scope} ${f.op}: ${f.reason}`)));

@@ -22,7 +22,8 @@ function pieces(nodes) {
   const out = [[]];
   nodes.forEach((n, k) => {
     const last = out[out.length - 1];
-    const split = last.length >= PIECE && nodes.length - k > PIECE / 2 && (n.block < 0 || n.block !== nodes[k - 1].block);
+    const split =
+      last.length >= PIECE && nodes.length - k > PIECE / 2 && (n.block < 0 || n.block !== nodes[k - 1].block);
     if (split) out.push([n]);
     else last.push(n);
   });
@@ -58,10 +59,22 @@ function around(a, b, what) {
   const [from, to] = [a.y + height / 2, b.y - height / 2];
   if (a.y < b.y) {
     const bend = Math.min(40, (to - from) / 2);
-    return [{ x: a.x, y: from }, { x: a.x, y: from + bend }, { x: b.x, y: to - bend }, { x: b.x, y: to }];
+    return [
+      { x: a.x, y: from },
+      { x: a.x, y: from + bend },
+      { x: b.x, y: to - bend },
+      { x: b.x, y: to },
+    ];
   }
   const side = Math.max(a.x, b.x) + width / 2 + 22;
-  return [{ x: a.x, y: from }, { x: a.x, y: from + 14 }, { x: side, y: from }, { x: side, y: to }, { x: b.x, y: to - 14 }, { x: b.x, y: to }];
+  return [
+    { x: a.x, y: from },
+    { x: a.x, y: from + 14 },
+    { x: side, y: from },
+    { x: side, y: to },
+    { x: b.x, y: to - 14 },
+    { x: b.x, y: to },
+  ];
 }
 
 /** Everything moved so that the drawing begins at its margin. */

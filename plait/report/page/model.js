@@ -8,14 +8,35 @@ function stepTime(kernel) {
 }
 
 const graphs = report.graphs.map((graph, at) => {
-  const steps = graph.kernels.map((kernel) => ({ kernel, graph: at, number: kernel.number, time: stepTime(kernel), refusals: [], readers: [] }));
-  const rows = facts.rows[at].map((row) => ({ title: row.title, label: row.label, steps: row.steps.map((n) => steps[n]) }));
-  for (const row of rows) for (const step of row.steps) Object.assign(step, { title: row.title, label: row.label, row });
+  const steps = graph.kernels.map((kernel) => ({
+    kernel,
+    graph: at,
+    number: kernel.number,
+    time: stepTime(kernel),
+    refusals: [],
+    readers: [],
+  }));
+  const rows = facts.rows[at].map((row) => ({
+    title: row.title,
+    label: row.label,
+    steps: row.steps.map((n) => steps[n]),
+  }));
+  for (const row of rows)
+    for (const step of row.steps) Object.assign(step, { title: row.title, label: row.label, row });
   for (const step of steps) for (const n of step.kernel.needs) steps[n].readers.push(step.number);
-  const operators = graph.operators.map((operator) => ({ operator, graph: at, number: operator.number, step: operator.step, time: operator.alone_us ?? 0, refusals: [] }));
+  const operators = graph.operators.map((operator) => ({
+    operator,
+    graph: at,
+    number: operator.number,
+    step: operator.step,
+    time: operator.alone_us ?? 0,
+    refusals: [],
+  }));
   for (const refusal of graph.refusals) {
-    for (const n of new Set([refusal.producer.step, refusal.consumer.step])) if (n >= 0) steps[n].refusals.push(refusal);
-    for (const n of new Set([refusal.producer.operator, refusal.consumer.operator])) if (n >= 0) operators[n].refusals.push(refusal);
+    for (const n of new Set([refusal.producer.step, refusal.consumer.step]))
+      if (n >= 0) steps[n].refusals.push(refusal);
+    for (const n of new Set([refusal.producer.operator, refusal.consumer.operator]))
+      if (n >= 0) operators[n].refusals.push(refusal);
   }
   return { at, facts: graph, name: graph.name, kind: graph.kind, steps, rows, operators, repeats: facts.repeats[at] };
 });
@@ -25,7 +46,11 @@ const allSteps = graphs.flatMap((g) => g.steps);
 /** What a step or an operator weighs, by the measure that colours it. */
 const MEASURES = {
   time: { label: "time", of: (item) => item.time, text: timeText },
-  traffic: { label: "traffic", of: (item) => (item.kernel ? item.kernel.after.total : item.operator.before.total), text: bytesText },
+  traffic: {
+    label: "traffic",
+    of: (item) => (item.kernel ? item.kernel.after.total : item.operator.before.total),
+    text: bytesText,
+  },
   refusals: { label: "not fused", of: (item) => d3.sum(item.refusals, (r) => r.bytes_at_stake), text: bytesText },
 };
 
@@ -53,7 +78,10 @@ function emit(event, ...values) {
 function select(graph, step, operator = null, from = "") {
   Object.assign(selection, { graph, step, operator });
   emit("select", from);
-  const place = graph === null ? location.pathname : `#g${graph}${step !== null ? `.k${step}` : ""}${operator !== null ? `.o${operator}` : ""}`;
+  const place =
+    graph === null
+      ? location.pathname
+      : `#g${graph}${step !== null ? `.k${step}` : ""}${operator !== null ? `.o${operator}` : ""}`;
   try {
     history.replaceState(null, "", place);
   } catch {
@@ -65,7 +93,10 @@ function selectFromAddress() {
   const found = /^#g(\d+)(?:\.k(\d+))?(?:\.o(\d+))?$/.exec(location.hash);
   if (!found) return;
   const [graph, step, operator] = found.slice(1).map((n) => (n === undefined ? null : Number(n)));
-  const known = graphs[graph] && (step === null || graphs[graph].steps[step]) && (operator === null || graphs[graph].operators[operator]);
+  const known =
+    graphs[graph] &&
+    (step === null || graphs[graph].steps[step]) &&
+    (operator === null || graphs[graph].operators[operator]);
   if (known) select(graph, step, operator);
 }
 
@@ -74,7 +105,9 @@ function selectedStep() {
 }
 
 function selectedOperator() {
-  return selection.graph !== null && selection.operator !== null ? graphs[selection.graph].operators[selection.operator] : null;
+  return selection.graph !== null && selection.operator !== null
+    ? graphs[selection.graph].operators[selection.operator]
+    : null;
 }
 
 function isSelected(item) {

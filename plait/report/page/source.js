@@ -1,9 +1,11 @@
 // A kernel's text with line numbers and a little colour: C++ and Python share most of their words.
 
 const WORDS = new Set(
-  ("auto bool break case char class const constexpr continue def double else enum extern false False float for from if import in " +
+  (
+    "auto bool break case char class const constexpr continue def double else enum extern false False float for from if import in " +
     "inline int int32_t int64_t lambda long namespace None not and or nullptr pass return short signed sizeof static struct switch " +
-    "template true True typename uint32_t uint64_t unsigned using void while with as is").split(" "),
+    "template true True typename uint32_t uint64_t unsigned using void while with as is"
+  ).split(" "),
 );
 const REST = String.raw`("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(\b\d[\w.]*)|([A-Za-z_]\w*)`;
 const PYTHON = new RegExp(String.raw`(#[^\n]*)|${REST}`, "g");
@@ -29,7 +31,12 @@ function sourceView(text) {
   const copy = el("button.quiet", { type: "button", onclick: () => copyText(text, copy) }, "Copy");
   return [
     el("div.source-tools", {}, countText(lines, "line"), copy),
-    el("div.source", {}, el("pre.numbers", { "aria-hidden": "true" }, numbers), el("pre", { "data-source": true }, highlighted(text))),
+    el(
+      "div.source",
+      {},
+      el("pre.numbers", { "aria-hidden": "true" }, numbers),
+      el("pre", { "data-source": true }, highlighted(text)),
+    ),
   ];
 }
 

@@ -14,16 +14,36 @@ function strips() {
 function fillStrips(box) {
   const width = Math.max(200, box.clientWidth - 56);
   const eager = graphs.flatMap((g) => g.operators.filter((o) => o.operator.alone_us !== null));
-  const most = Math.max(d3.sum(eager, (o) => o.time), d3.sum(allSteps, (s) => s.time)) || 1;
+  const most =
+    Math.max(
+      d3.sum(eager, (o) => o.time),
+      d3.sum(allSteps, (s) => s.time),
+    ) || 1;
   const x = d3.scaleLinear([0, most], [0, width]);
   const axis = d3.create("svg").attr("class", "axis").attr("aria-hidden", "true");
-  axis.call(d3.axisBottom(x).ticks(Math.min(8, width / 110)).tickSize(4).tickFormat((v) => (v ? timeText(v) : "0")));
+  axis.call(
+    d3
+      .axisBottom(x)
+      .ticks(Math.min(8, width / 110))
+      .tickSize(4)
+      .tickFormat((v) => (v ? timeText(v) : "0")),
+  );
   axis.select(".domain").remove();
-  box.replaceChildren(el("span", {}, "eager"), bar(eager, x, "eager"), el("span", {}, "plait"), bar(allSteps, x, "plait"), el("span"), axis.node());
+  box.replaceChildren(
+    el("span", {}, "eager"),
+    bar(eager, x, "eager"),
+    el("span", {}, "plait"),
+    bar(allSteps, x, "plait"),
+    el("span"),
+    axis.node(),
+  );
 }
 
 function bar(items, x, kind) {
-  const svg = d3.create("svg").attr("role", "img").attr("aria-label", `time of each ${kind === "eager" ? "operator in eager" : "step in plait"}`);
+  const svg = d3
+    .create("svg")
+    .attr("role", "img")
+    .attr("aria-label", `time of each ${kind === "eager" ? "operator in eager" : "step in plait"}`);
   const most = d3.max(items, (i) => i.time) || 1;
   let at = 0;
   const placed = items.map((item) => ({ item, from: at, to: (at += item.time) }));
@@ -43,7 +63,14 @@ function bar(items, x, kind) {
     .on("mouseleave", hideTip);
   for (const g of graphs.slice(1)) {
     const first = placed.find((p) => p.item.graph === g.at);
-    if (first) svg.append("line").attr("class", "cut").attr("x1", x(first.from)).attr("x2", x(first.from)).attr("y1", -3).attr("y2", 25);
+    if (first)
+      svg
+        .append("line")
+        .attr("class", "cut")
+        .attr("x1", x(first.from))
+        .attr("x2", x(first.from))
+        .attr("y1", -3)
+        .attr("y2", 25);
   }
   return svg.node();
 }
@@ -64,5 +91,13 @@ function tipLines(item) {
     ];
   }
   const o = item.operator;
-  return [o.line, o.alone_us === null ? (o.recomputed ? "formed again for the backward" : "launches nothing") : `${timeText(item.time)} alone, ${bytesText(o.before.total)}`, o.step < 0 ? "nothing of it is left" : ""];
+  return [
+    o.line,
+    o.alone_us === null
+      ? o.recomputed
+        ? "formed again for the backward"
+        : "launches nothing"
+      : `${timeText(item.time)} alone, ${bytesText(o.before.total)}`,
+    o.step < 0 ? "nothing of it is left" : "",
+  ];
 }
