@@ -17,9 +17,10 @@ _LAZY = {
     "Options": "plait.options",
     "explain": "plait.report.run",
     "verify": "plait.diagnose.verify",
+    "bisect": "plait.diagnose.bisect",
 }
 
-__all__ = ["Options", "__version__", "backend", "compile", "errors", "explain", "verify"]
+__all__ = ["Options", "__version__", "backend", "bisect", "compile", "errors", "explain", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -222,7 +222,7 @@ def _scheduled(chosen: Lowered, graph: Graph, group: Group, env: Env, spec: Devi
     def words() -> str:
         return f"{mine} instead of {other} for {told(graph, group.stored)}"
 
-    return chosen if mine == other or take("schedule", "choose", words, group.nodes) else plain
+    return chosen if mine == other or take("schedule", "choose", words, graph, group.nodes) else plain
 
 
 def _name(batch: tuple[Group, ...]) -> str:

@@ -7,7 +7,7 @@ short after each of its operators, once for the tile evaluator and once for the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from plait.diagnose.kernels import Kernels, Ran, run_watched
 from plait.diagnose.program import copies
+from plait.diagnose.reduce import Values
 from plait.diagnose.watch import Call, Seen
 from plait.errors import PlaitError
 from plait.frontend.fx_import import import_fx
@@ -110,10 +111,10 @@ class _Wanted:
     def __init__(self, seen: Seen, call: Call) -> None:
         self.seen, self.call = seen, call
         torch.set_rng_state(call.rng)
-        found = _Values(seen.gm)
+        found = Values(seen.gm)
         with torch.no_grad():
             found.run(*as_wanted(seen.gm, seen.examples, copies(call.before)), enable_io_processing=False)
-        self.eager: Mapping[str, Tensor] = found.values
+        self.eager = {k: v for k, v in found.values.items() if isinstance(v, Tensor)}
         torch.set_rng_state(call.rng)
         self.results = [x.cpu() if isinstance(x, Tensor) else x for x in seen.eager(*copies(call.before))]
         try:
@@ -226,21 +227,6 @@ def operator_name(found: fx.Node, n: Node) -> str:
 def line_of(found: fx.Node) -> str:
     """The user's line."""
     return origin_of(found).line
-
-
-class _Values(fx.Interpreter):
-    """Runs a captured graph and keeps the value of every node."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.values: dict[str, Tensor] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        """One node."""
-        found = super().run_node(n)
-        if isinstance(found, Tensor):
-            self.values[n.name] = copies([found.detach()])[0]
-        return found
 
 
 def compiled_constants(seen: Seen) -> list[str]:

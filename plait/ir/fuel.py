@@ -19,12 +19,12 @@ from plait.ir.graph import Graph, Node
 @dataclass(frozen=True)
 class Taken:
     """One decision that was granted. `kind`: rewrite, open, merge, launch, schedule or variants; `name` says which rule of
-    the kind, `words` what it did, with the user's lines; `nodes` are those it is about, of the graph at that stage."""
+    the kind, `words` what it did, with the user's lines; `fx` names the nodes of the captured graph that it is about."""
 
     kind: str
     name: str
     words: str
-    nodes: tuple[Node, ...] = ()
+    fx: tuple[str, ...] = ()
 
 
 @dataclass
@@ -59,20 +59,23 @@ def is_limited() -> bool:
     return _tank.get() is not None
 
 
-def take(kind: str, name: str, words: Callable[[], str], nodes: Sequence[Node] = ()) -> bool:
-    """Whether one more decision may be taken; see Taken."""
+def take(
+    kind: str, name: str, words: Callable[[], str], graph: Graph | None = None, nodes: Sequence[Node] = ()
+) -> bool:
+    """Whether one more decision, about these nodes of a graph, may be taken; see Taken."""
     tank = _tank.get()
     if tank is None:
         return True
     if len(tank.taken) >= tank.limit:
         return False
-    tank.taken.append(Taken(kind, name, words(), tuple(nodes)))
+    fx = () if graph is None else (o.fx for n in nodes for o in graph.origins.get(n, ()))
+    tank.taken.append(Taken(kind, name, words(), tuple(dict.fromkeys(fx))))
     return True
 
 
 def take_at(kind: str, name: str, graph: Graph, nodes: Sequence[Node]) -> bool:
     """`take` of a decision whose words are the nodes it is about."""
-    return take(kind, name, lambda: told(graph, nodes), nodes)
+    return take(kind, name, lambda: told(graph, nodes), graph, nodes)
 
 
 def told(graph: Graph, nodes: Sequence[Node], most: int = 3) -> str:

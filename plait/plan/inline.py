@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plait.ir.fuel import take_at
 from plait.ir.graph import Graph, Node, Read, compose
 from plait.plan.opcost import op_cost
 
@@ -101,7 +102,7 @@ class Reading:
         sources = {r.source: None for r in leaves}
         read = sum(min(points, self._size(s.shape)) * s.dtype.nbytes for s in sources)
         small = sum(b for s in sources if (b := self._size(s.shape) * s.dtype.nbytes) <= _FREE_BYTES)
-        return read - small <= 1.01 * own
+        return read - small <= 1.01 * own and take_at("merge", "recompute", self._graph, [n])
 
     def _is_compared(self, n: Node, users: list[Node]) -> bool:
         """Floats that are tested for equality must be the very bits that were reduced or stored: never evaluated twice."""

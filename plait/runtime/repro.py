@@ -51,7 +51,8 @@ def write_repro(
     return folder
 
 
-def _graph_file(gm: Any, example_inputs: Sequence[Any], kind: str) -> str:
+def module_text(gm: Any) -> str:
+    """A captured graph as the class Repro; constants are random."""
     body = re.sub(r"^class [^(\n]*\(", "class Repro(", gm.print_readable(print_output=False), count=1)
     constants = [
         f"        self.{name} = {_tensor(value)}"
@@ -62,10 +63,14 @@ def _graph_file(gm: Any, example_inputs: Sequence[Any], kind: str) -> str:
         head, _, rest = body.partition("\n")
         init = "\n".join(["    def __init__(self):", "        super().__init__()", *constants])
         body = f"{head}\n{init}\n\n{rest}"
+    return f"from math import inf, nan\n\nimport torch\nfrom torch import device\n\n\n{body}\n"
+
+
+def _graph_file(gm: Any, example_inputs: Sequence[Any], kind: str) -> str:
     made = "".join(f"        {_value(x)},\n" for x in example_inputs)
     return (
-        f'"""A captured graph ({kind})."""\n\nfrom math import inf, nan\n\nimport torch\nfrom torch import device\n\n\n'
-        f"{body}\n\n\ndef inputs():\n    torch.manual_seed(0)\n    return [\n{made}    ]\n"
+        f'"""A captured graph ({kind})."""\n\n{module_text(gm)}'
+        f"\n\ndef inputs():\n    torch.manual_seed(0)\n    return [\n{made}    ]\n"
     )
 
 

@@ -186,6 +186,46 @@ def verify(
 
 
 @main.command()
+@click.argument("file")
+@click.option(
+    "--slow", is_flag=True, help="Find the decision that costs most time, instead of one that makes it wrong."
+)
+@click.option("--train", is_flag=True, help="With the backward.")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Sets of ordinary values.")
+@click.option("--folder", type=click.Path(file_okay=False), help="Of the repro (default: plait_bisect/NAME).")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
+)
+@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def bisect(
+    ctx: click.Context,
+    file: str,
+    slow: bool,
+    train: bool,
+    seeds: int,
+    folder: str | None,
+    json_path: str | None,
+    options: tuple[str, ...],
+    debug: bool,
+) -> NoReturn:
+    """Find the rewrite, merge or schedule that makes FILE wrong (or slow), and write the smallest program that shows it.
+
+    A search that was broken off goes on. Exit codes: 0 nothing found, 1 found, 2 the file or the program is at fault."""
+    from plait.tools.bench_main import parse_options
+    from plait.tools.verify import run_bisect
+
+    ctx.meta["plait.debug"] = debug
+    given = dict(parse_options(options))
+    sys.exit(
+        run_bisect(
+            file, slow=slow, train=train, seeds=seeds, folder=folder, json_path=json_path, options=given, debug=debug
+        )
+    )
+
+
+@main.command()
 @_AS_JSON
 def doctor(as_json: bool) -> NoReturn:
     """Say what this machine has and lacks for plait, with the remedy, and run one kernel."""

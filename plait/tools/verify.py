@@ -38,6 +38,41 @@ def run(
     return 0 if found.right else 1
 
 
+def run_bisect(
+    file: str,
+    *,
+    slow: bool,
+    train: bool,
+    seeds: int,
+    folder: str | None,
+    json_path: str | None,
+    options: Mapping[str, Any],
+    debug: bool = False,
+) -> int:
+    """Bisect a file; 0 when there is nothing to find, 1 when there is."""
+    say_to_people(f"loading {file} ...")
+    with silent(debug):
+        fn, calls = load(file)
+        from plait.diagnose.bisect import bisect_calls
+
+        found = bisect_calls(
+            fn,
+            calls,
+            slow=slow,
+            train=train or None,
+            seeds=seeds,
+            options=dict(options) or None,
+            folder=folder,
+            name=Path(file).name,
+            say=say_to_people,
+        )
+    if json_path is not None:
+        write(json_path, found.to_json())
+    if json_path != "-":
+        print(found, end="")
+    return 1 if found.fault else 0
+
+
 @contextlib.contextmanager
 def silent(debug: bool) -> Iterator[None]:
     """Without what the program prints and torch warns of: neither is part of the answer."""

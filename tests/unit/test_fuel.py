@@ -72,6 +72,7 @@ def test_every_prefix_is_right_and_is_a_prefix(name: str) -> None:
         for g, w, x in zip(got, want, exact, strict=True):
             assert compare(g, w, x).status != "FAIL", (n, taken[-1:])
     assert max(launches) > launches[-1]
+    assert all(t.fx for t in decisions)
 
 
 def test_what_is_declined_says_so() -> None:

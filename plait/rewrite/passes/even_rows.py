@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.ir.fuel import take_at
+from plait.ir.fuel import aside, take_at
 from plait.ir.graph import Builder, Graph, Node, Read, identity
 from plait.plan.contract_cost import UNEVEN, depth_of, product_ns
 from plait.plan.cost import size_at_hints
@@ -26,7 +26,8 @@ def even_rows(graph: Graph, spec: DeviceSpec, numerics: str) -> Graph:
         return graph
     if not _odd_factors(graph, Layouts(graph)):
         return graph  # padding makes no more of them
-    odd = _odd_factors(graph, Layouts(pad_rows(graph, spec, numerics)))
+    with aside():  # only tried here
+        odd = _odd_factors(graph, Layouts(pad_rows(graph, spec, numerics)))
     gains: dict[Node, float] = {}
     for n, k in odd:
         gains[n.reads[k].source] = gains.get(n.reads[k].source, 0.0) + _gain_ns(graph, spec, n)
