@@ -150,8 +150,7 @@ class Pool:
             watched.remove(idle)
             self.watched -= size
             del idle
-        # not through an UntypedStorage: a storage that once had one counts it for ever
-        base = torch.empty(0, dtype=dtype).set_(self.take(nbytes), 0, (nbytes // dtype.itemsize,), (1,))
+        base = tensors.over(self.take(nbytes), dtype)
         if tensors.references is not None and self.watched + size <= self.limit // 2:
             watched.append(_Watched(base, kind, base.data_ptr()))
             self.watched += size

@@ -60,12 +60,20 @@ def roomy(empty: Empty, shape: Ints, strides: Ints, dtype: torch.dtype, elems: i
 view: View = getattr(_guards, "_reinterpret_tensor", tracked_view)
 
 
+def over(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of its own over all of another's bytes. Not through an UntypedStorage: what once had one counts it for ever."""
+    out = torch.empty(0, dtype=dtype)
+    set_: Any = out.set_  # of a tensor's memory, which torch's annotations leave out
+    set_(memory, 0, (memory.numel() // dtype.itemsize,), (1,))
+    return out
+
+
 def _references() -> Callable[[torch.Tensor], int] | None:
     """A count of what refers to a tensor's storage: tensors over it, and its UntypedStorage if it ever had one."""
     address, count = (getattr(torch._C, f"_storage_{name}", None) for name in ("address", "Use_Count"))
     if address is None or count is None:
         return None
-    return lambda x: count(address(x))  # type: ignore[no-any-return]
+    return lambda x: count(address(x))
 
 
 references = _references()
