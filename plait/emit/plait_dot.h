@@ -357,6 +357,67 @@ __attribute__((noinline)) void dot_row(T* c, Factor<A> a, Factor<B> b, int64_t n
     }
 }
 
+// ---------------------------------------------------------------- few rows of C: no packing, what is added up lies in lanes
+
+constexpr int64_t FEW = 8;  // rows; packing a panel of B costs as much as using it for so many
+
+// MR rows by NC columns of C, whose factors' elements are neighbours along k. A lone row has no more to do than to read B, so it
+// asks for the next columns early.
+template <class T, int MR, int NC>
+__attribute__((noinline)) PLAIT_CONTRACT void dot_few_block(
+    bool add, int64_t k, const T* a, int64_t row, const T* b, int64_t col, T* c, int64_t c_row) {
+    PLAIT_CONTRACT_HERE
+    using V = typename VectorOf<T, VECTOR>::type;
+    constexpr int64_t w = VECTOR / int64_t(sizeof(T));
+    V sum[MR][NC];
+    for (int r = 0; r < MR; ++r)
+        for (int j = 0; j < NC; ++j) sum[r][j] = V{};
+    int64_t i = 0;
+    for (; i + w <= k; i += w) {
+        V x[NC];
+#pragma GCC unroll 8
+        for (int j = 0; j < NC; ++j) {
+            x[j] = *reinterpret_cast<const V*>(b + j * col + i);
+            if (MR == 1) __builtin_prefetch(b + (j + NC) * col + i);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+            const V y = *reinterpret_cast<const V*>(a + r * row + i);
+#pragma GCC unroll 8
+            for (int j = 0; j < NC; ++j) sum[r][j] += y * x[j];
+        }
+    }
+    for (int r = 0; r < MR; ++r)
+        for (int j = 0; j < NC; ++j) {
+            T total = folded<SumRule<T>, T, VECTOR>(sum[r][j]);
+            for (int64_t l = i; l < k; ++l) total += a[r * row + l] * b[j * col + l];
+            c[r * c_row + j] = add ? c[r * c_row + j] + total : total;
+        }
+}
+
+template <class T, int MR, int NC>
+inline void dot_few_columns(bool add, int64_t n, int64_t k, const T* a, int64_t row, const T* b, int64_t col, T* c, int64_t c_row) {
+    int64_t j = 0;
+    for (; j + NC <= n; j += NC) dot_few_block<T, MR, NC>(add, k, a, row, b + j * col, col, c + j, c_row);
+    if constexpr (NC > 1) {
+        if (j < n) dot_few_columns<T, MR, 1>(add, n - j, k, a, row, b + j * col, col, c + j, c_row);
+    }
+}
+
+// All rows of some columns before the next ones, so that B is read from memory once.
+template <class T>
+inline void dot_few(bool add, int64_t m, int64_t n, int64_t k, const T* a, int64_t row, const T* b, int64_t col, T* c, int64_t c_row) {
+    constexpr int64_t some = 12;  // columns
+    if (m == 1) return dot_few_columns<T, 1, 4>(add, n, k, a, row, b, col, c, c_row);
+    if (m == 2) return dot_few_columns<T, 2, 5>(add, n, k, a, row, b, col, c, c_row);
+    for (int64_t j = 0; j < n; j += some)
+        for (int64_t i = 0, rows; i < m; i += rows) {
+            rows = m - i == 4 || m - i > 6 ? 4 : m - i == 2 ? 2 : 3;
+            const auto columns = rows == 4 ? dot_few_columns<T, 4, 3> : rows == 3 ? dot_few_columns<T, 3, 3> : dot_few_columns<T, 2, 4>;
+            columns(add, lesser(some, n - j), k, a + i * row, row, b + j * col, col, c + i * c_row + j, c_row);
+        }
+}
+
 // ---------------------------------------------------------------- the whole tile
 
 // Up to so many rows of C read B where it lies, if its columns are neighbours: packing it costs about a block of rows.
@@ -440,6 +501,9 @@ inline void dot_step(bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, in
 template <class A, class B, class T>
 __attribute__((noinline)) void dot(
     bool add, T* c, int64_t c_row, Factor<A> a, Factor<B> b, int64_t m, int64_t n, int64_t k, int64_t pieces, T* room) {
+    if constexpr (std::is_same_v<typename A::Memory, T> && std::is_same_v<typename B::Memory, T>) {
+        if (m <= FEW && a.col == 1 && b.row == 1 && pieces == 1) return dot_few(add, m, n, k, a.at, a.row, b.at, b.col, c, c_row);
+    }
     if (m == 1) {
         if (!add) fill(c, n, T(0));
         for (int64_t p = 0; p < pieces; ++p, a.at += a.jump, b.at += b.jump) dot_row(c, a, b, n, k, room);

@@ -22,9 +22,14 @@ OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated
 # and those of 16-bit factors that are alone, where tiles come through descriptors (on an H200, persistent: four shapes, 0.89 to
 # 1.2; a row of logits that only a loss reads: 0.97)
 WALKED = 1.0
-# likewise of its bandwidth, where FEW rows or fewer share what is read (an H200: 1.0 to 1.13)
-STREAM = {"cuda": 1.05, "cpu": 0.3}
-FEW = {"cuda": 16, "cpu": 3}
+# likewise of its bandwidth, where FEW rows or fewer share what is read (an H200: 1.0 to 1.13; two cores with AVX2, 1 to 8
+# rows: 1.5 to 3)
+STREAM = {"cuda": 1.05, "cpu": 1.5}
+FEW = {"cuda": 16, "cpu": 8}
+THIN, THIN_SHARE = (
+    32,
+    0.8,
+)  # rows up to which a CPU's library has less of its throughput (16 and 32 rows, ten shapes: 0.45 to 1.1)
 UNEVEN = 0.2  # of its throughput is what the vendor's 16-bit product has whose depth or columns fill no 16 bytes (H200: 0.15 to 0.2)
 NARROWEST = 32  # columns of a tile down to which more blocks are made for a machine that has more units
 DWARFS = 4.0  # times as large as a product's other tensors is one that had better not be kept in memory
@@ -44,12 +49,19 @@ def depth_of(call: Node) -> Expr:
     return domain[-2]
 
 
-def vendor_ns(spec: DeviceSpec, n: Node, size: float, depth: float, columns: float, ragged: bool = False) -> float:
-    """Nanoseconds of the library's call: `product_ns`, or more where rows, of factors or of the result, begin (`ragged`) or end
-    at odd places."""
+def call_ns(spec: DeviceSpec, n: Node, size: float, rows: float) -> float:
+    """`product_ns` of a call whose factors lie well: a CPU's library packs them whatever few rows make of it."""
+    return product_ns(spec, n, size) / (THIN_SHARE if spec.kind == "cpu" and rows <= THIN else 1.0)
+
+
+def vendor_ns(
+    spec: DeviceSpec, n: Node, size: float, rows: float, depth: float, columns: float, ragged: bool = False
+) -> float:
+    """Nanoseconds of the library's call: `call_ns`, or more where rows, of factors or of the result, begin (`ragged`) or end at
+    odd places."""
     nbytes = n.reads[-1].source.dtype.nbytes
     uneven = spec.descriptors and nbytes <= 2 and (ragged or depth * nbytes % 16 > 0 or columns * nbytes % 16 > 0)
-    return product_ns(spec, n, size) / (UNEVEN if uneven else 1.0)
+    return call_ns(spec, n, size, rows) / (UNEVEN if uneven else 1.0)
 
 
 def share(spec: DeviceSpec, n: Node, beside: bool) -> float:

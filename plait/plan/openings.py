@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.ir.graph import Graph, Node, Read, made_of
 from plait.ir.index import Expr
-from plait.plan.contract_cost import DWARFS, FEW, STREAM, UNEVEN, depth_of, product_ns, share, vendor_ns
+from plait.plan.contract_cost import DWARFS, FEW, STREAM, UNEVEN, call_ns, depth_of, product_ns, share, vendor_ns
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts, begins_oddly
@@ -64,12 +64,12 @@ class _Judge:
                 readers = sum(u.kind != "map" for u in self.users[r.source])
                 saved += (1 + readers) / readers * size
                 joined = True
-        depth, columns = (size_at_hints(self.graph, [e]) for e in (depth_of(n), n.shape[-1]))
+        rows, depth, columns = (size_at_hints(self.graph, [e]) for e in (n.shape[-2], depth_of(n), n.shape[-1]))
         points, ragged = size_at_hints(self.graph, n.shape) * depth, any(map(self.is_ragged, n.reads))
         memory = operands / self.spec.bytes_per_ns
         reached = share(self.spec, n, ragged or any(map(self.is_in_pieces, n.reads))) * (UNEVEN if ragged else 1.0)
         ours = max(product_ns(self.spec, n, points) / reached, memory / self.streaming(n))
-        slower = ours - max(vendor_ns(self.spec, n, points, depth, columns, ragged), memory)
+        slower = ours - max(vendor_ns(self.spec, n, points, rows, depth, columns, ragged), memory)
         return saved / self.spec.bytes_per_ns + (self.spec.launch_ns if joined else 0.0) - slower
 
     def is_ragged(self, r: Read) -> bool:
@@ -170,11 +170,15 @@ class _Closing:
     def call_ns(self) -> float:
         """What the library's product takes."""
         size, columns = self.size(self.n.axes), self.size(self.n.shape[-1:])
-        return vendor_ns(self.spec, self.n, size, size / self.size(self.n.shape), columns)
+        return vendor_ns(self.spec, self.n, size, self.rows(), size / self.size(self.n.shape), columns)
+
+    def rows(self) -> float:
+        """Of the result, which share each column of the second factor."""
+        return self.size(self.n.shape[-2:-1])
 
     def at_best_ns(self) -> float:
         """What it would take of rows that lie well."""
-        return product_ns(self.spec, self.n, self.size(self.n.axes))
+        return call_ns(self.spec, self.n, self.size(self.n.axes), self.rows())
 
     def is_stream(self) -> bool:
         """Whether few rows share what is read of the other factor, and calls reach less of the bandwidth, which is all there."""

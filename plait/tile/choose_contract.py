@@ -31,6 +31,8 @@ _SKINNY = {1: (512, 2, 4), FEW["cuda"]: (128, 4, 6)}
 _LEAST = 16  # summed points of a step, which tensor cores need
 _SPILLED = 1.25  # times its extent is what a summed dim may take in whole tiles
 _PANEL = 256  # summed points that a CPU's packed factor holds
+_UNPACKED = 4096  # and of a step where few rows read the other factor where it lies
+_NARROW = 64  # columns of a tile there
 _VECTOR = 8  # points of a CPU's vector
 _WASTE = 0.9  # of the better use of the last wave of blocks is worth twice the tile
 
@@ -105,7 +107,7 @@ def choose_contract(flat: Flat, spec: DeviceSpec, hint: Hint, vector: int | None
     if _held(flat, found.width) > WIDEST:
         raise LowerFailed("a block would have to hold the result's rows whole")
     tile |= _depth_tiles(flat, found, spec, hint)
-    sizes = _cpu_tiles(flat, found, hint) if spec.kind == "cpu" else _gpu_tiles(flat, found, spec, hint)
+    sizes = _cpu_tiles(flat, found, spec, hint) if spec.kind == "cpu" else _gpu_tiles(flat, found, spec, hint)
     tile |= sizes
     name = flat.dims[vector].name if vector is not None else ""
     tiles = tuple((flat.dims[d].name, tile[d]) for d in sorted(tile))
@@ -193,7 +195,7 @@ def _depth_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict
     """Tiles of the summed dims. A block holds a tile of both factors over all those of a product at once, so only the innermost
     is cut into steps; the others go point by point, as descriptors can."""
     if spec.kind == "cpu":
-        return _cpu_depths(flat, found)
+        return _cpu_depths(flat, found, hint)
     tile: dict[int, int] = {}
     for s in flat.stmts:
         if not isinstance(s, Dot):
@@ -289,26 +291,39 @@ def _full_waves(blocks: int, units: int) -> float:
     return blocks / (-(-blocks // units) * units)
 
 
-def _cpu_tiles(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
+def _cpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[int, int]:
     tile: dict[int, int] = {}
     # beside a stream several tiles of rows x stream are alive at once
-    for dims, most in ((found.rows, 128), (found.columns, 128 if found.stream else 256)):
+    wide = 128 if found.stream else _NARROW if _is_read_alone(flat, found, hint) else 256
+    few = _is_few(flat, found, hint)
+    for dims, most in ((found.rows, 128), (found.columns, wide)):
         d = _largest(flat, dims, hint)
         if d is not None:
-            tile[d] = _cut(flat.dims[d].extent, most, hint)
+            tile[d] = _cut(flat.dims[d].extent, wide if few else most, hint, spec.units if few else 1)
     last = _largest(flat, found.stream, hint)
     if last is not None:
         tile[last] = _cut(flat.dims[last].extent, 128, hint)
     return tile
 
 
-def _cpu_depths(flat: Flat, found: Roles) -> dict[int, int]:
+def _is_few(flat: Flat, found: Roles, hint: Hint) -> bool:
+    """Whether a CPU's product has so few rows that it packs nothing."""
+    return not found.stream and _rows(flat, found, hint) <= FEW["cpu"]
+
+
+def _is_read_alone(flat: Flat, found: Roles, hint: Hint) -> bool:
+    """Whether tiles of few rows form nothing: they may be narrow, and all threads get as many."""
+    read = {s.out for s in flat.stmts if isinstance(s, Load)}
+    return _is_few(flat, found, hint) and all({s.arg, s.other} <= read for s in flat.stmts if isinstance(s, Dot))
+
+
+def _cpu_depths(flat: Flat, found: Roles, hint: Hint) -> dict[int, int]:
     """Tiles of the summed dims: as many points in all as a panel has, of several dims at once where one is short."""
     tile: dict[int, int] = {}
     for s in flat.stmts:
-        left = _PANEL
+        left = _UNPACKED if _is_few(flat, found, hint) else _PANEL
         for d in sorted(set(s.dims) & set(found.depth), reverse=True) if isinstance(s, Dot) else ():
-            extent = flat.dims[d].extent.const or _PANEL
+            extent = flat.dims[d].extent.const or left
             whole = found.stream and extent <= WIDEST  # what waits for the sum in every step
             here = extent if whole else min(extent, left)
             left = max(1, left // here)
@@ -316,10 +331,12 @@ def _cpu_depths(flat: Flat, found: Roles) -> dict[int, int]:
     return tile
 
 
-def _cut(extent: Expr, most: int, hint: Hint) -> int:
+def _cut(extent: Expr, most: int, hint: Hint, units: int = 1) -> int:
     """Points of tiles that are all about as large: a last one of few points would cost what a whole one does, as every tile
-    packs the other factor for itself."""
+    packs the other factor for itself. A multiple of `units` of them, where there is much for each."""
     if extent.const is None:
         return min(most, power_of_two(hint(extent)))
     tiles = -(-extent.const // most)
+    if tiles > 1:
+        tiles = -(-tiles // units) * units
     return -(-extent.const // (tiles * _VECTOR)) * _VECTOR

@@ -25,11 +25,12 @@ from plait.tile.program import Dot
 Fn = Callable[..., object]
 
 
-def planned(fn: Fn, *shapes: tuple[int, ...]) -> Compiled:
+def planned(fn: Fn, *shapes: tuple[int, ...], device: str = "h200") -> Compiled:
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     with FakeTensorMode() as mode:
-        args = [mode.from_tensor(torch.empty(s, dtype=torch.bfloat16, device="meta").to("cpu")) for s in shapes]
+        args = [mode.from_tensor(torch.empty(s, dtype=dtype, device="meta").to("cpu")) for s in shapes]
         gm = make_fx(torch.func.functionalize(fn), decomposition_table=decompositions())(*args)
-    return all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {}))
+    return all_levels(import_fx(gm, args), SPECS[device], Options.make(None, {}))
 
 
 def products(compiled: Compiled) -> tuple[int, int]:
@@ -166,3 +167,35 @@ def test_gradients_of_odd_rows_that_come_from_outside_are_copied_once_for_both_p
     (copy,) = [n for n in compiled.graph.nodes() if n.op == "copy"]
     assert [s.const for s in compiled.graph.padded[copy]] == [50304, 1]
     assert "would read rows that begin at odd places" in str([str(d.reason) for d in compiled.plan.refusals()])
+
+
+def normed(x: Tensor, w: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) @ w.t()
+
+
+def lone(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+@pytest.mark.parametrize(
+    ("fn", "rows", "expected"),
+    [
+        (lone, 1, (1, 0)),
+        (lone, 8, (1, 0)),
+        (lone, 16, (0, 1)),
+        (normed, 16, (1, 0)),
+        (normed, 512, (0, 1)),
+    ],
+)
+def test_on_a_cpu_products_of_few_rows_are_ours(fn: Fn, rows: int, expected: tuple[int, int]) -> None:
+    assert products(planned(fn, (rows, 1024), (1024, 1024), device="cpu")) == expected
+
+
+@pytest.mark.parametrize(("columns", "tiles"), [(1792, 28), (1024, 16), (300, 6), (200, 4)])
+def test_on_a_cpu_every_thread_gets_as_many_tiles_of_few_rows(columns: int, tiles: int) -> None:
+    compiled = planned(lone, (1, 512), (columns, 512), device="cpu")
+    (program,) = (part.program for launch in compiled.launches for part in launch.parts)
+    sizes = dict(program.schedule.tile)
+    wide, depth = (next(sizes[d.name] for d in program.dims if d.extent.const == n) for n in (columns, 512))
+    assert -(-columns // wide) == tiles
+    assert depth == 512
