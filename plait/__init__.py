@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from plait.regions import fuse, no_fuse
+
 __version__ = "0.1.0"
 
 _LAZY = {
@@ -20,7 +22,7 @@ _LAZY = {
     "bisect": "plait.diagnose.bisect",
 }
 
-__all__ = ["Options", "__version__", "backend", "bisect", "compile", "errors", "explain", "verify"]
+__all__ = ["Options", "__version__", "backend", "bisect", "compile", "errors", "explain", "fuse", "no_fuse", "verify"]
 
 
 def __getattr__(name: str) -> Any:

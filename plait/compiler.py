@@ -5,12 +5,14 @@ FX graph -import-> Graph -simplify-> Graph -plan-> Plan -lower-> TilePrograms -e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.errors import InternalError, LowerFailed
+from plait.errors import FusionRefused, InternalError, LowerFailed
 from plait.frontend.fx_import import import_fx
+from plait.frontend.regions import mark_regions
 from plait.frontend.saved import report_strides
 from plait.ir.check import check_graph
 from plait.ir.fuel import aside, is_limited, limited, take, take_at, told
@@ -25,6 +27,7 @@ from plait.plan.layout import Layouts
 from plait.plan.openings import Opening, better_closed, in_order, opening_gains
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
+from plait.plan.regions import is_forced
 from plait.plan.search import make_plan
 from plait.rewrite.passes.even_rows import even_rows
 from plait.rewrite.passes.gathered_products import gathered_products
@@ -62,16 +65,38 @@ def compile_graph(
     gm: Any, example_inputs: Sequence[Any], options: Options, *, kind: str = "inference"
 ) -> Callable[..., Sequence[Any]]:
     """Compile one FX graph of ATen calls. Raises CompileError (of a kind) where it cannot."""
-    graph = import_fx(gm, example_inputs, numerics=options.numerics, rng=options.rng)
+    graph = imported(gm, example_inputs, options, kind)
     spec = spec_for("cuda" if graph.device.startswith("cuda") else "cpu", _card(graph.device))
     with limited(options.fuel) as tank:
-        compiled = all_levels(graph, spec, options)
+        with telling(kind):
+            compiled = all_levels(graph, spec, options)
         report.compiled(compiled)
         script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
         report.current().details |= {"script": script, "fuel": tank}
         made = assemble(gm, compiled, script, options)
     report_strides(compiled.graph)
     return made
+
+
+def imported(gm: Any, example_inputs: Sequence[Any], options: Options, kind: str) -> Graph:
+    """The Graph of an FX graph, with the regions that the user wants or forbids."""
+    graph = import_fx(gm, example_inputs, numerics=options.numerics, rng=options.rng)
+    for name in mark_regions(graph, gm, options, kind):
+        if kind != "backward":  # not every operator has a gradient
+            report.warn_once(f"options name {name!r}, and nothing in {report.current().name} ({kind}) is called so")
+    return graph
+
+
+@contextmanager
+def telling(kind: str) -> Iterator[None]:
+    """Says of a fusion that is refused in a backward that it is there."""
+    try:
+        yield
+    except FusionRefused as e:
+        if kind != "backward":
+            raise
+        hint = f"{e.hint}; or leave the gradients free: plait.fuse(..., backward=False)"
+        raise FusionRefused(f"in the backward, {e.message}", origin=e.origin, hint=hint) from e
 
 
 def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
@@ -95,11 +120,13 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     with aside():
         gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
     calls = list(gains)
-    worth = frozenset(n for n, gain in gains.items() if gain > 0)
+    worth = frozenset(n for n, gain in gains.items() if gain > 0 or is_forced(graph, n))
     with aside():  # what stays open is found by planning several times; only the last is what is run
         plan, env, chosen = _opened(graph, calls, worth, spec, options)
     if is_limited():
-        chosen = frozenset(n for n in calls if n in chosen and take_at("open", "product", graph, [n]))
+        chosen = frozenset(
+            n for n in calls if n in chosen and (is_forced(graph, n) or take_at("open", "product", graph, [n]))
+        )
         plan, env = _planned_with(graph, chosen, spec, options)
     return replace(_lowered(plan, env, spec, options), openings=_openings(graph, gains, worth, chosen))
 
@@ -111,6 +138,7 @@ def _opened(
     while True:
         plan, env = _planned_with(graph, chosen, spec, options)
         alone = better_closed(plan, spec)
+        alone -= {k for k, call in enumerate(n for n in calls if n in chosen) if is_forced(graph, call)}
         if not alone:
             return plan, env, chosen
         mine = [n for n in calls if n in chosen]

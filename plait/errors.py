@@ -33,6 +33,10 @@ class BadOption(UserError):
     """An option that does not exist, or a value it cannot take."""
 
 
+class FusionRefused(UserError):
+    """Operators that the user wants in one kernel, and the law that forbids it."""
+
+
 class UnsupportedProgram(UserError):
     """Raised under `strict=True` for anything that would have run in eager."""
 

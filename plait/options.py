@@ -58,6 +58,9 @@ class Options:
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
     fuel: int | None = None  # decisions that each graph's compilation may take, for bisection; None: all
+    forbid: tuple[tuple[str, ...], ...] = ()
+    force: tuple[tuple[str, ...], ...] = ()
+    pin: tuple[tuple[str, str], ...] = ()
     explain: bool = False
     gluon: str = "measured"
     threads: int | None = None  # None: as many as torch uses at the time of the call
@@ -87,7 +90,7 @@ class Options:
         """The settings that can change generated code, as text for cache keys."""
         return (
             f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan} "
-            f"gluon={self.gluon} fuel={self.fuel}"
+            f"gluon={self.gluon} fuel={self.fuel} forbid={self.forbid} force={self.force} pin={self.pin}"
         )
 
     @property
@@ -141,6 +144,10 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
         return _parse_int(name, value, given_as)
     if name == "dump":
         return _parse_dump(value, given_as)
+    if name in ("forbid", "force"):
+        return {name: _parse_names(value, given_as)}
+    if name == "pin":
+        return {name: _parse_pins(value, given_as)}
     if name == "groups":
         return {name: _parse_groups(value, given_as)}
     if value is None and name == "cache_dir":
@@ -192,6 +199,40 @@ def _parse_groups(value: Any, given_as: str) -> tuple[int, ...] | None:
             raise BadOption(f"{given_as} holds {part!r}", hint="numbers and ranges, such as 3,5 or 0-7")
         out.update(range(int(low), int(high or low) + 1))
     return tuple(sorted(out))
+
+
+def _parse_names(value: Any, given_as: str) -> tuple[tuple[str, ...], ...]:
+    """Groups of names: a list of names and of lists of names, or text, "softmax, mul; layers.*.mlp"."""
+    if isinstance(value, str):
+        value = [entry.split(",") for entry in value.split(";")]
+    if not isinstance(value, (list, tuple)):
+        raise BadOption(
+            f"{given_as} is {value!r}", hint='a list of names and of pairs, such as ["norm", ("softmax", "mul")]'
+        )
+    out: list[tuple[str, ...]] = []
+    for entry in value:
+        names = [entry] if isinstance(entry, str) else list(entry) if isinstance(entry, (list, tuple)) else [None]
+        if not all(isinstance(n, str) for n in names):
+            raise BadOption(f"{given_as} holds {entry!r}", hint="a name, or several names")
+        found = tuple(str(n).strip() for n in names if n)
+        if len(set(found)) < len(found):
+            raise BadOption(
+                f"{given_as} holds {entry!r}", hint="each name once; alone, a name is kept apart from all else"
+            )
+        out += [found] if found else []
+    return tuple(out)
+
+
+def _parse_pins(value: Any, given_as: str) -> tuple[tuple[str, str], ...]:
+    """Kernels and their schedules: a dict, or text, "k0_exp = form=flat tile=p0:64; ..."."""
+    if isinstance(value, str):
+        pairs = (entry.partition("=") for entry in value.split(";") if entry.strip())
+        value = {kernel.strip(): schedule.strip() for kernel, _, schedule in pairs}
+    if isinstance(value, (list, tuple)):
+        value = dict(value)
+    if not isinstance(value, Mapping) or not all(isinstance(x, str) for kv in value.items() for x in kv):
+        raise BadOption(f"{given_as} is {value!r}", hint="kernels and their schedules, as plait explain prints them")
+    return tuple(sorted(value.items()))
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

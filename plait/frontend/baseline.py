@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.frontend.origins import origin_of
+from plait.frontend.origins import entries, origin_of
 
 _UNKNOWN_SIZE = 64  # of a size that depends on data, as Graph.hint has it
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "detach", "lift_fresh"))
@@ -41,7 +41,8 @@ _PICKS = frozenset(["index", "gather", "index_select", "embedding", "take", "_un
 @dataclass(frozen=True)
 class Operator:
     """An operator of eager's. `call`: the function or module that the user called, if known; `fx`: its nodes; `product_flops`:
-    of matrix products and convolutions, by torch's own formulas; `feeds`: nodes of the operators that read its results."""
+    of matrix products and convolutions, by torch's own formulas; `feeds`: nodes of the operators that read its results; `regions`:
+    labels of the user's regions around it."""
 
     call: str
     aten: str
@@ -54,6 +55,7 @@ class Operator:
     backward: bool = False
     recomputed: bool = False
     feeds: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
 
 
 def operators(gm: fx.GraphModule, in_backward: bool = False) -> tuple[Operator, ...]:
@@ -94,6 +96,7 @@ def _operator(nodes: list[fx.Node], in_backward: bool) -> Operator:
         "autograd_backward" in last.meta or (in_backward and not again),
         again,
         tuple(dict.fromkeys(u.name for n in nodes for u in _readers(n) if u not in nodes)),
+        tuple(dict.fromkeys(label for _, (_, label, _) in entries(last) if label)),
     )
 
 

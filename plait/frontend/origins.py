@@ -1,4 +1,4 @@
-"""Where an FX node came from, in the user's words: module path and source line."""
+"""Where an FX node came from, in the user's words: module path, source line, and regions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from plait.ir.graph import Origin
+from plait.regions import PREFIX
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 
@@ -13,6 +14,12 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*
 def origin_of(fx: Any) -> Origin:
     """The origin of a torch.fx.Node; backward nodes carry the module of their forward."""
     return Origin(fx.name, _module(fx.meta), _line(fx.meta.get("stack_trace") or ""))
+
+
+def entries(fx: Any) -> list[tuple[str, tuple[str, str, bool]]]:
+    """The user's regions around an FX node, outermost first: which entry, and (kind, label, whether the backward is meant)."""
+    noted = fx.meta.get("custom") or {}
+    return [(key, what) for key, what in noted.items() if isinstance(key, str) and key.startswith(PREFIX)]
 
 
 def _module(meta: dict[str, Any]) -> str:

@@ -29,6 +29,9 @@ PRODUCTS = frozenset({"aten.mm.default", "aten.bmm.default", "aten.addmm.default
 WRITES_ROWS_APART = frozenset({"aten.mm.default", "aten.bmm.default"})
 
 
+_EVERYWHERE = frozenset({"const", "index", "input"})  # whoever reads them makes them, or nobody
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """One operand. `index[d]` addresses dimension d of `source` in the reader's axes; `value(k)` in it is the reader's k-th
@@ -101,12 +104,27 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """What the user wants of some operators. `kind`: "fuse" (they are one kernel), "no_fuse" (no kernel holds one of them and
+    one of others), "forbid" (no kernel holds one of each `side`). `label` is the user's; `number` tells regions apart."""
+
+    kind: str
+    number: int
+    label: str = ""
+    side: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.label!r}" if self.label else self.kind
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node came from: the FX node, the user's module path, and the user's source line."""
+    """Where a node came from: the FX node, the user's module path and source line, and the regions it lies in."""
 
     fx: str
     module: str = ""
     line: str = ""  # "file.py:12 x = softmax(y)"
+    regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +212,11 @@ class Graph:
             for s in dict.fromkeys(r.source for r in n.reads):
                 out[s].append(n)
         return out
+
+    def regions(self, n: Node) -> tuple[Region, ...]:
+        """The user's regions that a node lies in. What has no value of its own, as constants, lies in none."""
+        origins = self.origins.get(n)
+        return origins[0].regions if origins and n.op not in _EVERYWHERE else ()
 
     def hint(self, e: Expr) -> int:
         """The value of an axis-free expression at the hinted sizes."""

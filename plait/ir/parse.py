@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from plait.errors import UserError
 from plait.ir import index as ix
 from plait.ir.dtype import DType
-from plait.ir.graph import Arg, Builder, Graph, Input, Layout, Node, Origin, Output, Read, Shape
+from plait.ir.graph import Arg, Builder, Graph, Input, Layout, Node, Origin, Output, Read, Region, Shape
 from plait.ir.index import Expr
 from plait.ir.ops import TypeMismatch
 
@@ -367,7 +367,15 @@ class _Reader:
         line.expect("in")
         module = line.string()
         line.expect("at")
-        self.g.origins[self._above()] = (*self.g.origins.get(self._above(), ()), Origin(fx, module, line.string()))
+        place = line.string()
+        regions: list[Region] = []
+        more = line.accept("within")
+        while more:
+            kind, number, label = line.take("name"), line.integer(), line.string()
+            regions.append(Region(kind, number, label, line.integer() if line.accept("side") else 0))
+            more = line.accept(",")
+        origin = Origin(fx, module, place, tuple(regions))
+        self.g.origins[self._above()] = (*self.g.origins.get(self._above(), ()), origin)
 
     def _on_refused(self, line: _Line) -> None:
         self.g.refusals[self._above()] = line.string()

@@ -7,7 +7,7 @@
     %input_0: f32[s0, 64] = input() {dtype=f32, name="x"}
         argument 0 strides (64, 1) offset 0 on "cpu"
     %exp_1: f32[s0, 64] = exp(%input_0[i0, i1])
-        from "exp" in "net.0" at "model.py:12 y = x.exp()"
+        from "exp" in "net.0" at "model.py:12 y = x.exp()" within fuse 0 "norm"
     %sum_2: f32[s0 | 64] = sum(%exp_1[i0, i1])
     bind s0 = ("size", 0, 0)
     output "out" %sum_2[i0] over (s0) strides (1) on "cpu"
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from plait.ir.dtype import DType
-from plait.ir.graph import Arg, Graph, Input, Node, Output, Read, Shape
+from plait.ir.graph import Arg, Graph, Input, Node, Output, Read, Region, Shape
 from plait.ir.index import Atom, Expr
 
 _AMBIGUOUS = re.compile(r"[iv]\d+")
@@ -53,7 +53,8 @@ def print_graph(graph: Graph, origins: bool = True) -> str:
             lines.append(f"    refused {_string(graph.refusals[node])}")
         if origins:
             for o in graph.origins.get(node, ()):
-                lines.append(f"    from {_string(o.fx)} in {_string(o.module)} at {_string(o.line)}")
+                within = f" within {', '.join(map(_region, o.regions))}" if o.regions else ""
+                lines.append(f"    from {_string(o.fx)} in {_string(o.module)} at {_string(o.line)}{within}")
     for position, name in sorted(graph.constants.items()):
         lines.append(f"constant {position} {_string(name)}")
     lines += [f"bind {_symbol(name)} = {print_value(how)}" for name, how in graph.bindings.items()]
@@ -61,6 +62,10 @@ def print_graph(graph: Graph, origins: bool = True) -> str:
     lines += [f"return {print_value(r)}" for r in graph.returns]
     lines += [f"effect {n!r}" for n in graph.effects]
     return "\n".join(lines) + "\n"
+
+
+def _region(r: Region) -> str:
+    return f"{r.kind} {r.number} {_string(r.label)}" + (f" side {r.side}" if r.side else "")
 
 
 def printed_nodes(graph: Graph) -> list[Node]:

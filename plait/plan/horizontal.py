@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from plait.ir.fuel import take_at
 from plait.plan.plan import Group, Plan
+from plait.plan.regions import why_apart
 
 _MAX_PARTS = 64
 _MAX_ARGUMENTS = 250
@@ -18,7 +19,8 @@ def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
     for g in plan.groups:
         joins = fuse and g.kind == "kernel" and len(batch) < _MAX_PARTS and batch and batch[0].kind == "kernel"
         arguments = sum(_arguments(plan, b) for b in batch) + _arguments(plan, g)
-        if joins and arguments <= _MAX_ARGUMENTS and not (_sources(plan, g) & inside) and _granted(plan, batch[0], g):
+        joins = joins and arguments <= _MAX_ARGUMENTS and not (_sources(plan, g) & inside)
+        if joins and _may(plan, [*batch, g]) and _granted(plan, batch[0], g):
             batch.append(g)
             inside.add(g.number)
             continue
@@ -32,6 +34,11 @@ def launches(plan: Plan, *, fuse: bool) -> Iterator[tuple[Group, ...]]:
 def _granted(plan: Plan, first: Group, g: Group) -> bool:
     nodes = (*first.stored, *g.stored)
     return take_at("launch", "horizontal", plan.graph, nodes)
+
+
+def _may(plan: Plan, groups: list[Group]) -> bool:
+    """Whether no edge of a region that the user keeps apart lies between these groups."""
+    return not plan.reading.walled or why_apart(plan.graph, (n for g in groups for n in g.nodes)) is None
 
 
 def _arguments(plan: Plan, g: Group) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from plait.ir.fuel import take_at
 from plait.ir.graph import Graph, Node, Read, compose
 from plait.plan.opcost import op_cost
+from plait.plan.regions import has_walls, walls
 
 _MAX_OPS = 24.0  # additions' worth of work that may be done again
 _FREE_BYTES = 4096.0  # small operands (scalars, short rows of weights) count for nothing
@@ -23,7 +24,7 @@ class Reading:
     """Which nodes of a graph are inline, and what everybody effectively reads."""
 
     def __init__(self, graph: Graph, size: Callable[[Sequence[Any]], float]) -> None:
-        self._graph, self._size = graph, size
+        self.graph, self._size = graph, size
         self._reads: dict[Node, tuple[Read, ...]] = {}
         self._work: dict[Node, float] = {}
         self.nodes = graph.nodes()
@@ -33,6 +34,9 @@ class Reading:
         for n in self.nodes:
             if n.kind == "extern":
                 self.demanded.update(r.source for r in n.reads)
+        self.walled = has_walls(graph)
+        self._marked = any(o.regions for origins in graph.origins.values() for o in origins)
+        self.leafless: set[Node] = set()  # inline, and made of nothing but numbers and positions
         inline: set[Node] = set()
         self.inline: frozenset[Node] = frozenset()
         for n in self.nodes:
@@ -69,7 +73,7 @@ class Reading:
     def _expand(self, n: Node, inline: frozenset[Node] | set[Node]) -> tuple[Read, ...]:
         if n.kind == "extern":
             return n.reads
-        facts = self._graph.facts(n.axes)
+        facts = self.graph.facts(n.axes)
         out: dict[Read, None] = {}
         for r in n.reads:
             if r.source not in inline:
@@ -94,8 +98,11 @@ class Reading:
         if work > _MAX_OPS:
             return False
         if not leaves:
+            self.leafless.add(n)
             return True
         if n in self.demanded or n.op in ("pieces", "copy") or self._is_compared(n, users):
+            return False
+        if self._marked and self._is_read_across(n, users):
             return False
         points = self._size(n.axes)
         own = points * n.dtype.nbytes
@@ -103,6 +110,15 @@ class Reading:
         read = sum(min(points, self._size(s.shape)) * s.dtype.nbytes for s in sources)
         small = sum(b for s in sources if (b := self._size(s.shape) * s.dtype.nbytes) <= _FREE_BYTES)
         return read - small <= 1.01 * own and take_at("merge", "recompute", self._graph, [n])
+
+    def _is_read_across(self, n: Node, users: list[Node]) -> bool:
+        """A value is not evaluated on the other side of a wall, nor, where the user wants one kernel, in another; one that may not
+        meet another's readers, nowhere but here."""
+        own = set(self.graph.regions(n))
+        forced = {r for r in own if r.kind == "fuse"}
+        return any(r.kind == "forbid" for r in own) or any(
+            walls(self.graph, u) != own - forced or not forced <= set(self.graph.regions(u)) for u in users
+        )
 
     def _is_compared(self, n: Node, users: list[Node]) -> bool:
         """Floats that are tested for equality must be the very bits that were reduced or stored: never evaluated twice."""

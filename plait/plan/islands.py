@@ -8,7 +8,7 @@ level connected by edges or by tensors that they share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from plait.ir.graph import Node
@@ -18,13 +18,39 @@ from plait.plan.inline import Reading
 _SHARED_ELEMS = 256.0  # tensors smaller than this make no siblings of their readers
 
 
-def levels(reading: Reading) -> dict[Node, int]:
-    """Level of every node."""
+def levels(reading: Reading, together: Sequence[Sequence[Node]] = ()) -> dict[Node, int]:
+    """Level of every node. Nodes that are to be `together` (no path leads from one to another through others) have one level."""
+    least: dict[Node, int] = {}
+    most: dict[Node, int] = {}
+    while True:
+        early = _early(reading, least)
+        raised = _common(together, early, max)
+        late = early if raised else _late(reading, early, most)
+        lowered = _common(together, late, min)
+        if not raised and not lowered:
+            return late
+        least |= raised
+        most |= {} if raised else lowered
+
+
+def _common(
+    together: Sequence[Sequence[Node]], level: dict[Node, int], choose: Callable[[Iterable[int]], int]
+) -> dict[Node, int]:
+    """The levels of those sets that have several yet."""
+    wanted = {n: choose(level[m] for m in nodes) for nodes in together for n in nodes}
+    return {n: x for n, x in wanted.items() if level[n] != x}
+
+
+def _early(reading: Reading, least: dict[Node, int]) -> dict[Node, int]:
+    out: dict[Node, int] = {}
+    for n in reading.nodes:
+        below = max((out[r.source] for r in reading.reads(n)), default=0)
+        out[n] = max(below + (1 if n.kind == "extern" else 0), least.get(n, 0))
+    return out
+
+
+def _late(reading: Reading, early: dict[Node, int], most: dict[Node, int]) -> dict[Node, int]:
     nodes, users = reading.nodes, reading.users
-    early: dict[Node, int] = {}
-    for n in nodes:
-        below = max((early[r.source] for r in reading.reads(n)), default=0)
-        early[n] = below + (1 if n.kind == "extern" else 0)
     late: dict[Node, int] = {}
     free: set[Node] = set()  # only results of the graph hang on it: it may be later still
     for n in reversed(nodes):
@@ -33,7 +59,8 @@ def levels(reading: Reading) -> dict[Node, int]:
             wants = {u: late[u] - (1 if u.kind == "extern" else 0) for u in users[n] if u in late}
             bound = [x for u, x in wants.items() if u not in free]
             late[n] = max(early[n], min(bound) if bound else max(wants.values(), default=0))
-            if not bound:
+            late[n] = min(late[n], most.get(n, late[n]))
+            if not bound and n not in most:
                 free.add(n)
     for n in nodes:
         if n in free:
@@ -45,10 +72,11 @@ def islands(
     reading: Reading,
     fusible: Callable[[Node], bool],
     size: Callable[[Sequence[Any]], float],
+    together: Sequence[Sequence[Node]] = (),
 ) -> list[list[Node]]:
-    """Islands in order of their first node; every fusible node is in one."""
+    """Islands in order of their first node; every fusible node is in one. Nodes that are to be `together` are in one island."""
     nodes = reading.nodes
-    level = levels(reading)
+    level = levels(reading, together)
     parent: dict[Node, Node] = {}
 
     def find(n: Node) -> Node:
@@ -70,6 +98,9 @@ def islands(
             elif size(s.shape) >= _SHARED_ELEMS:
                 other = first_reader.setdefault((s, level[n]), n)
                 parent[find(n)] = find(other)
+    for first, *rest in together:
+        for n in rest:
+            parent[find(n)] = find(first)
     out: dict[Node, list[Node]] = {}
     for n in members:
         out.setdefault(find(n), []).append(n)
@@ -81,16 +112,19 @@ class Keys:
 
     def __init__(self, reading: Reading, demanded: set[Node]) -> None:
         self._inline, self._demanded, self._users = reading.inline, demanded, reading.users
+        self._graph = reading.graph
 
     def key(self, island: Sequence[Node]) -> tuple[Any, ...]:
         """The key of an island."""
         local = {n: i for i, n in enumerate(island)}
         outside: dict[Node, int] = {}
+        regions: dict[int, int] = {}
         rows: list[tuple[Any, ...]] = []
         for n in island:
             reads = tuple((self._source(r.source, local, outside), r.index, r.guard, repr(r.fill)) for r in n.reads)
             wanted = n in self._demanded, any(u not in local for u in self._users[n])
-            rows.append((n.op, n.axes, n.reduce, n.dtype, _attrs(n), reads, wanted))
+            own = tuple((r.kind, r.side, regions.setdefault(r.number, len(regions))) for r in self._graph.regions(n))
+            rows.append((n.op, n.axes, n.reduce, n.dtype, _attrs(n), reads, wanted, own))
         return tuple(rows)
 
     def _source(self, s: Node, local: dict[Node, int], outside: dict[Node, int]) -> tuple[Any, ...]:

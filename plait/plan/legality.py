@@ -10,6 +10,7 @@ from plait.plan.align import Alignment
 from plait.plan.cost import CostModel
 from plait.plan.openings import twin_of
 from plait.plan.reasons import Reason, Why
+from plait.plan.regions import why_apart
 
 _MOST_REPEATS = 64  # tiles of a result that may each compute what their operands need
 
@@ -28,6 +29,14 @@ class Context:
     relaid: frozenset[Node]  # copies whose rows begin well
     max_arguments: int
     max_nodes: int
+
+
+def why_not_wanted(ctx: Context, al: Alignment) -> Reason | None:
+    """No kernel reaches across the edge of a region that the user keeps apart."""
+    reading = ctx.model.reading
+    if not reading.walled:
+        return None
+    return why_apart(reading.graph, [n for n in reading.with_inline(al.nodes) if n not in reading.leafless])
 
 
 def why_not_arguments(ctx: Context, al: Alignment) -> Reason | None:
@@ -133,6 +142,7 @@ def why_not_relaid(ctx: Context, al: Alignment) -> Reason | None:
 
 
 LAWS: tuple[Law, ...] = (
+    why_not_wanted,
     why_not_relaid,
     why_not_partial,
     why_not_arguments,

@@ -19,6 +19,7 @@ from plait.plan.align import FUSIBLE, Aligner, Alignment
 from plait.plan.chains import chains
 from plait.plan.cost import CostModel
 from plait.plan.device import DeviceSpec
+from plait.plan.forced import Forced, forced_kernels, grow, refused
 from plait.plan.inline import Reading
 from plait.plan.islands import Keys, islands
 from plait.plan.legality import Context, why_not
@@ -49,11 +50,15 @@ def make_plan(graph: Graph, spec: DeviceSpec, reading: Reading, fits: Fits, *, f
     keys = Keys(setting.reading, setting.demanded)
     alignments: list[Alignment] = []
     decisions: list[Decision] = []
-    for island in islands(setting.reading, setting.fusible, setting.model.size):
+    forced = setting.forced() if fuse else []
+    for island in islands(setting.reading, setting.fusible, setting.model.size, [f.nodes for f in forced]):
         search = _Search(setting, island)
         key = keys.key(island)
         if key not in planned:
             if fuse:
+                for f in forced:
+                    if f.nodes[0] in search.positions:
+                        search.merge_forced(f)
                 search.merge_chains()
                 search.contract_chains()
                 search.merge_best_first()
@@ -93,6 +98,10 @@ class Setting:
             _MAX_NODES,
         )
         self.aligner = Aligner(self.reading.reads, self.reading.inline)
+
+    def forced(self) -> list[Forced]:
+        """Kernels that the user wants."""
+        return forced_kernels(self.graph, self.nodes, self.users, self.fusible, self.laws.relaid)
 
     def fusible(self, n: Node) -> bool:
         """Nodes that kernels are made of; inline ones only when somebody needs them in memory."""
@@ -157,6 +166,24 @@ class _Search:
         return take_at("merge", "plan", self.setting.graph, nodes)
 
     # ---------------------------------------------------------------- merging
+    def merge_forced(self, forced: Forced) -> None:
+        """Merge what the user wants in one kernel, whatever it costs. Raises FusionRefused where a law forbids it."""
+        grown = grow(forced.nodes, lambda n: self.parts[self.part_of[n]].alignment, self.setting.aligner, self.reads)
+        al = grown[-1][1]
+        reason = why_not(self.laws, al)
+        if reason is None and not self.is_convex(list(dict.fromkeys(self.part_of[n] for n in al.nodes))):
+            reason = Reason(Why.CYCLE, "by way of another kernel that is wanted")
+        if reason is not None:
+            # the first that does not fit to those before it
+            at = next((k for k, (_, part) in enumerate(grown) if k and why_not(self.laws, part) is not None), -1)
+            raise refused(self.setting.graph, forced.region, reason, [n for n, _ in grown[at - 1 :][:2]])
+        first = forced.nodes[0]
+        for n, _ in grown[1:]:
+            a, b = self.part_of[first], self.part_of[n]
+            if a != b:
+                self.join(a, b, self.merged(a, b), self.positions[first], self.positions[n])
+                self.decisions.append(Decision(first, n, None))
+
     def contract_chains(self) -> None:
         """Pointwise nodes with a single pointwise reader that reads them point by point: always one kernel."""
         for n in self.nodes:

@@ -6,10 +6,10 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
+from plait.ir.names import module_under, names_of, place
 from plait.report.facts import Facts, GraphFacts, Kernel, Member, Refusal
-from plait.report.words import bytes_text, count, place
+from plait.report.words import bytes_text, count
 
-_PRODUCTS = frozenset(["mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "dot", "mv", "einsum"])
 _UNITS = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 
 
@@ -77,19 +77,9 @@ def nbytes(text: float | str) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- names
-def names_of(m: Member) -> Iterator[str]:
-    """What an operator answers to."""
-    plain = m.aten.removeprefix("aten.")
-    yield from (m.name, m.aten, plain, plain.strip("_"), plain.removeprefix("native_"))
-    if plain in _PRODUCTS or m.name in _PRODUCTS or "dot" in m.parts:
-        yield "matmul"
-    if m.line:
-        yield place(m.line)
-
-
 def matches(m: Member, name: str) -> bool:
-    """Whether an operator is meant: by name, by its module's path (or one that it lies under), or by its line."""
-    return name in names_of(m) or m.module == name or m.module.startswith((f"{name}.", f"{name}["))
+    """Whether an operator is meant: by name, by its module's path (or one that it lies under), by its region, or by its line."""
+    return name in names_of(m.name, m.aten, m.parts, m.line, m.regions) or module_under(m.module, name) is not None
 
 
 def _holds(k: Kernel, name: str) -> bool:
@@ -100,7 +90,9 @@ def _known(facts: Facts, name: str) -> None:
     """Raise when nothing is called so."""
     if any(_holds(k, name) for _, k in facts.steps()):
         return
-    every = sorted({n for _, k in facts.steps() for m in k.members for n in (m.name, m.module, place(m.line)) if n})
+    every = sorted(
+        {n for _, k in facts.steps() for m in k.members for n in (m.name, m.module, place(m.line), *m.regions) if n}
+    )
     near = difflib.get_close_matches(name, every, n=3) or every[:12]
     raise AssertionError(f"nothing here is called {name!r}; there is {', '.join(near)}")
 

@@ -250,6 +250,7 @@ class _Collector:
             flops=flops,
             intensity_before=_per(flops.counted, before.total),
             counted=counted,
+            regions=o.regions,
             backward=o.backward,
             recomputed=o.recomputed,
             operator=at,

@@ -76,8 +76,8 @@ class Member:
     """An operator of the user's program inside a kernel. `name`: what the program calls ("softmax"); `aten`: the operator it
     is ("aten._softmax"); `parts`: what plait made of it. `counted`: its traffic before is part of this kernel's (an operator
     spread over kernels counts once, where most of its work is done). `recomputed`: formed again for the backward, which eager
-    does not do. `fx`: its nodes in the captured graph, `feeds`: nodes of the operators that read its results; `operator`: its
-    number among the graph's operators."""
+    does not do. `fx`: its nodes in the captured graph, `feeds`: nodes of the operators that read its results; `regions`:
+    labels of the user's regions around it; `operator`: its number among the graph's operators."""
 
     name: str
     aten: str
@@ -90,6 +90,7 @@ class Member:
     flops: Flops
     intensity_before: float | None
     counted: bool = True
+    regions: tuple[str, ...] = ()
     backward: bool = False
     recomputed: bool = False
     operator: int = -1

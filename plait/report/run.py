@@ -17,14 +17,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from plait.api import backend_with
-from plait.compiler import Compiled, all_levels, compile_graph
+from plait.compiler import Compiled, all_levels, compile_graph, imported, telling
 from plait.emit.cpp import CppKernel
 from plait.emit.triton import TritonSource, emit_triton
 from plait.emit.writer import identifier
 from plait.errors import BuildFailed, CompileError, LowerFailed, PlaitError, UserError
 from plait.frontend.baseline import Operator, operators
 from plait.frontend.capture import user_line
-from plait.frontend.fx_import import import_fx
 from plait.options import Options
 from plait.plan.device import LIMITS, SPECS
 from plait.plan.layout import Layouts
@@ -109,7 +108,10 @@ def _watched_call(fn: Callable[..., Any], run: Callable[..., Any], args: Sequenc
         _call(run, args, train)
     except PlaitError:
         raise
-    except Exception as error:  # Dynamo wraps what a program raises
+    except Exception as error:  # Dynamo wraps what a program raises, and what its backend does
+        inner = getattr(error, "inner_exception", None)
+        if isinstance(inner, UserError):
+            raise inner from error
         _raise_if_eager_does(fn, args, train)
         words = f"{type(error).__name__}: {_one_line(str(error))}"
         raise CompileError(f"eager runs the program, torch.compile does not: {words}") from error
@@ -186,12 +188,14 @@ class _Watch:
         self.say(f"compiling {seen.record.name} ({kind}), {len(seen.operators)} operators ...")
         if self.target is None:
             return compile_graph(gm, inputs, options, kind=kind)
-        return self.for_target(seen, gm, inputs, SPECS[self.target])
+        return self.for_target(seen, gm, inputs, kind)
 
-    def for_target(self, seen: _Seen, gm: Any, inputs: Sequence[Any], spec: Any) -> Callable[..., Any]:
+    def for_target(self, seen: _Seen, gm: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         """Plan for a device and compile what its kernels are there; what runs is the graph as it is."""
-        graph = import_fx(gm, inputs, numerics=self.options.numerics, rng=self.options.rng)
-        compiled = all_levels(graph, spec, self.options)
+        spec = SPECS[self.target or "cpu"]
+        graph = imported(gm, inputs, self.options, kind)
+        with telling(kind):
+            compiled = all_levels(graph, spec, self.options)
         report.compiled(compiled)
         script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
         seen.record.details["script"] = script

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from plait.ir.names import place
 from plait.report.facts import Facts, Flops, GraphFacts, Kernel, Refusal, Side, Traffic
-from plait.report.words import listed, modules, place
+from plait.report.words import listed, modules
 
 _MOST_NAMES = 6
 _LABEL_NAMES = 3

@@ -13,9 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from plait.ir.names import place, places
 from plait.report.facts import Facts, GraphFacts, Kernel, Resources
 from plait.report.summary import Entry, Row, entries, rows, saved
-from plait.report.words import bytes_text, count, figure, intensity_text, listed, modules, place, places, us_text
+from plait.report.words import bytes_text, count, figure, intensity_text, listed, modules, us_text
 
 WIDTH = 100
 _FEW = 2  # kernels of a program that is shown in detail unless asked otherwise

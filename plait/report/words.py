@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
-_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+)$")
 
 
 def figure(value: float) -> str:
@@ -37,41 +36,9 @@ def intensity_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if value < 10 else figure(value)
 
 
-def place(line: str) -> str:
-    """ "file.py:12" of "file.py:12 y = x + 1"."""
-    return line.split(" ", 1)[0]
-
-
-def places(lines: Iterable[str], most: int = 6) -> str:
-    """model.py:12,14-16: the places of several lines, by file, in order of the files; `most` ranges of them."""
-    found: dict[str, set[int]] = {}
-    for line in lines:
-        m = _PLACE.match(place(line))
-        if m is not None:
-            found.setdefault(m["file"], set()).add(int(m["line"]))
-    out: list[str] = []
-    left = most
-    for file, numbers in found.items():
-        ranges = _ranges(sorted(numbers))[: max(left, 0)]
-        left -= len(_ranges(sorted(numbers)))
-        if ranges:
-            out.append(f"{file}:{','.join(ranges)}")
-    return ", ".join(out) + (", ..." if left < 0 else "")
-
-
 def modules(paths: Iterable[str]) -> str:
     """blocks.*.attn: module paths with the numbers of repeated layers left out, each once."""
     return ", ".join(dict.fromkeys(re.sub(r"(?<=[.\[])\d+|^\d+", "*", p) for p in paths if p))
-
-
-def _ranges(numbers: list[int]) -> list[str]:
-    out: list[tuple[int, int]] = []
-    for n in numbers:
-        if out and n == out[-1][1] + 1:
-            out[-1] = (out[-1][0], n)
-        else:
-            out.append((n, n))
-    return [str(a) if a == b else f"{a}-{b}" for a, b in out]
 
 
 def count(number: int, one: str, many: str = "") -> str:

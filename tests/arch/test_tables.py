@@ -96,5 +96,15 @@ def test_documented_options_are_the_options() -> None:
     assert _table_names("options.md", "Environment variables") == list(ENVIRONMENT)
 
 
+def test_every_reason_has_an_entry_or_is_said_to_have_no_law() -> None:
+    text = (ROOT / "docs" / "reasons.md").read_text().partition("## Laws and examples")[2]
+    unbuilt = text.partition("no plan")[0]
+    for why in Why:
+        entry = f"**`{why.value}`** · " in text
+        assert entry != (f"`{why.name}`" in unbuilt), why
+        used = [f for f in (ROOT / "plait").rglob("*.py") if f"Reason(Why.{why.name}" in f.read_text()]
+        assert bool(used) == entry, why
+
+
 def test_documented_reasons_are_the_reasons() -> None:
     assert _table_names("reasons.md", "Reasons") == [w.value for w in Why]

@@ -20,6 +20,7 @@ from plait.plan.contract_cost import TILE, product_ns
 from plait.plan.device import DeviceSpec
 from plait.plan.formula import ONE, ZERO, Formula, apply, parts_of, product
 from plait.plan.monoids import MONOIDS
+from plait.plan.regions import is_forced, is_mixed
 from plait.rewrite.passes.formula_nodes import inverse
 
 _LONG = 1024  # points of an axis worth splitting
@@ -59,7 +60,8 @@ def find_cuts(graph: Graph, spec: DeviceSpec, numerics: str) -> list[Cut]:
         found = plan_cascade(graph, chain, numerics=numerics)
         cuts = [] if isinstance(found, Refusal) else _cuts(graph, found, spec)
         own = {n for cut in cuts for n in (*cut.padded, *(s.node for s in cut.cascade.steps))}
-        if not own & taken:
+        free = not is_mixed(graph, own) and not any(is_forced(graph, n) for n in own)
+        if free and not own & taken:
             out += cuts
             taken |= own
     return out

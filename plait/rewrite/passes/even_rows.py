@@ -3,7 +3,7 @@
     aten.mm(%input_1: bf16[8192, 50257], %w)      the gradient of logits that came from outside, rows of 100514 bytes
     aten.mm(%copy, %w),  %copy = %input_1         pad_rows then lets the copy's rows begin at multiples of 128 bytes
 
-Values of our own need none: pad_rows lays them out themselves. One copy serves every product that reads the same value.
+Values of our own need none: pad_rows lays them out themselves. Nor do products that the user wants in one kernel with others. One copy serves every product that reads the same value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from plait.plan.contract_cost import UNEVEN, depth_of, product_ns
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts, begins_oddly, is_matrix, is_product
+from plait.plan.regions import is_forced
 from plait.rewrite.engine import rebuilt, transform
 from plait.rewrite.passes.pad_rows import pad_rows
 
@@ -48,7 +49,7 @@ def even_rows(graph: Graph, spec: DeviceSpec, numerics: str) -> Graph:
 
 def _odd_factors(graph: Graph, layouts: Layouts) -> list[tuple[Node, int]]:
     """(product, place of the read) of every factor that lies badly."""
-    products = [n for n in graph.nodes() if is_product(n)]
+    products = [n for n in graph.nodes() if is_product(n) and not is_forced(graph, n)]
     return [(n, k) for n in products for k in (len(n.reads) - 2, len(n.reads) - 1) if _is_odd(n.reads[k], layouts)]
 
 

@@ -16,6 +16,7 @@ from plait.ir import index as ix
 from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
 from plait.plan.cost import size_at_hints
+from plait.plan.regions import walls
 from plait.rewrite.engine import rebuilt, transform
 
 
@@ -82,6 +83,7 @@ def _few(graph: Graph, n: Node, r: Read, above: dict[Node, frozenset[Node]]) -> 
     return (
         bool(products)
         and not r.guard
+        and all(walls(graph, p) == walls(graph, n) for p in products)
         and all(points * _size(graph, p.axes[-p.reduce :]) <= _size(graph, p.shape) for p in products)
     )
 

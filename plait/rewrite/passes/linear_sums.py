@@ -19,6 +19,7 @@ from plait.plan.body import space_of
 from plait.plan.cascade import Cascade, Step, plan_cascade
 from plait.plan.cascade_chains import find_chains
 from plait.plan.formula import Formula, parts_of
+from plait.plan.regions import is_mixed
 from plait.rewrite.engine import rebuilt, transform
 from plait.rewrite.passes.formula_nodes import FormulaNodes
 
@@ -80,6 +81,8 @@ def _steps(graph: Graph, streamed: set[Node]) -> dict[Node, tuple[Cascade, Step]
             continue
         for step in found.steps:
             whole = step.node.shape == found.space.parallel and step.body.place == identity(step.node.shape)
+            if is_mixed(graph, [s.node for s in found.steps]):
+                continue
             if step.node in streamed and step.rank and _is_split(found, step) and whole:
                 out[step.node] = (found, step)
     return out

@@ -15,12 +15,13 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
+from plait.plan.regions import is_mixed
 from plait.rewrite.engine import rebuilt, transform
 
 
 def single_points(graph: Graph) -> Graph:
     """The graph with such sums rewritten."""
-    found = {n: s for n in graph.nodes() if (s := _single(graph, n)) is not None}
+    found = {n: s for n in graph.nodes() if (s := _single(graph, n)) is not None and not is_mixed(graph, [n])}
     if not found:
         return graph
     new: dict[Node, Node] = {}

@@ -3,7 +3,7 @@
     sum[p | r=131072]   ->   part = sum[p, s=32 | r'=4096] (x at r = 4096 s + r'), sum[p | s=32] (part)
 
 Exact for max, min, any, all and integers; float sums are reassociated, as any parallel sum is. Refuses arg-reductions,
-dynamic extents and reductions with enough independent rows.
+dynamic extents, reductions with enough independent rows, and those that the user wants in one kernel with others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Scalar, identity
 from plait.plan.device import DeviceSpec
 from plait.plan.layout import Layouts
+from plait.plan.regions import is_forced
 from plait.rewrite.engine import transform
 
 _SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
@@ -44,7 +45,7 @@ def split_reductions(graph: Graph, spec: DeviceSpec) -> Graph:
     done = _partials_and_merges(graph)
 
     def visit(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node | None:
-        parts = None if n in done else _parts(n, spec, layouts)
+        parts = None if n in done or is_forced(graph, n) else _parts(n, spec, layouts)
         if parts is None or not take_at("rewrite", "split_reductions", graph, [n]):
             return None
         final = _split(builder, n, reads[0], *parts)

@@ -16,6 +16,7 @@ from plait.ir.fuel import take_at
 from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose
 from plait.ir.index import Facts
 from plait.plan.openings import in_order
+from plait.plan.regions import is_mixed
 from plait.rewrite.engine import rebuilt, transform
 
 Sums = dict[Node, frozenset[int]]
@@ -24,7 +25,7 @@ Sums = dict[Node, frozenset[int]]
 def twin_products(graph: Graph) -> Graph:
     """The graph with a twin of every product for each nest beyond the first that needs it."""
     number = {n: i for i, n in enumerate(in_order(graph.nodes()))}
-    summed = {n: sums for n in number if (sums := _summed(n, graph.facts()))}
+    summed = {n: sums for n in number if (sums := _summed(n, graph.facts())) and not is_mixed(graph, [n, *sums])}
     nests = _nests(summed)
     repeated = {d for n, nest in nests.items() if nest for d in summed[n]}
     twins = sorted(repeated, key=lambda n: n.serial)
