@@ -46,6 +46,8 @@ from plait.runtime.link import Launch, link
 from plait.tile.check import check_program
 from plait.tile.flat import Env
 from plait.tile.lower import Lowered, lower
+from plait.tile.pin import pinned
+from plait.tile.schedule import Schedule
 
 _SMALL_NS = 3000.0  # of work beyond the launch
 
@@ -209,7 +211,19 @@ def _lowered(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Compil
         for together in split_by_fit(parts, spec):
             groups = tuple(g for g, _ in together)
             steps.append(Launch(groups, sum(1 for s in steps if s.parts), tuple(p for _, p in together), _name(groups)))
+    _warn_of_pins(options, {p.program.name for s in steps for p in s.parts})
     return Compiled(graph, plan, tuple(steps), spec)
+
+
+def _warn_of_pins(options: Options, kernels: set[str]) -> None:
+    """Say which pins mean no kernel. One without a kind of graph may mean another graph's."""
+    kind = report.current().kind
+    for name, _ in options.pin:
+        side, _, kernel = name.rpartition("/")
+        here = side == "backward" if kind == "backward" else side == "forward" or kind == "inference"
+        if here and kernel not in kernels:
+            known = ", ".join(sorted(kernels))
+            report.warn_once(f"a schedule is pinned for {name!r}; the kernels of {report.current().name} are {known}")
 
 
 def split_by_fit(parts: Sequence[tuple[Group, Lowered]], spec: DeviceSpec) -> list[list[tuple[Group, Lowered]]]:
@@ -226,6 +240,9 @@ def split_by_fit(parts: Sequence[tuple[Group, Lowered]], spec: DeviceSpec) -> li
 
 def _lower_group(graph: Graph, group: Group, env: Env, spec: DeviceSpec, options: Options) -> Lowered:
     lowered = _under(False, graph, group, env, spec)
+    pin = options.pinned(lowered.program.name, report.current().kind)
+    if pin is not None:
+        return pinned(pin, lowered, lambda s: _under(False, graph, group, env, spec, s), spec)
     if is_limited():
         lowered = _scheduled(lowered, graph, group, env, spec)
     if options.check:
@@ -233,10 +250,22 @@ def _lower_group(graph: Graph, group: Group, env: Env, spec: DeviceSpec, options
     return lowered
 
 
-def _under(plainly: bool, graph: Graph, group: Group, env: Env, spec: DeviceSpec) -> Lowered:
+def _under(
+    plainly: bool, graph: Graph, group: Group, env: Env, spec: DeviceSpec, schedule: Schedule | None = None
+) -> Lowered:
     assert group.alignment is not None
     name, header = _name((group,)), _header(graph, group)
-    return lower(group.alignment, group.stored, env, spec, graph.hint, name=name, plainly=plainly, header=header)
+    return lower(
+        group.alignment,
+        group.stored,
+        env,
+        spec,
+        graph.hint,
+        name=name,
+        schedule=schedule,
+        plainly=plainly,
+        header=header,
+    )
 
 
 def _scheduled(chosen: Lowered, graph: Graph, group: Group, env: Env, spec: DeviceSpec) -> Lowered:

@@ -93,6 +93,12 @@ class Options:
             f"gluon={self.gluon} fuel={self.fuel} forbid={self.forbid} force={self.force} pin={self.pin}"
         )
 
+    def pinned(self, kernel: str, kind: str) -> str | None:
+        """The schedule that the user wants for a kernel of a graph of this kind."""
+        side = "backward" if kind == "backward" else "forward"
+        pins = dict(self.pin)
+        return pins.get(f"{side}/{kernel}", pins.get(kernel))
+
     @property
     def records_graphs(self) -> bool:
         """Whether runs are recorded as CUDA graphs where they can be."""

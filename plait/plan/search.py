@@ -204,7 +204,7 @@ class _Search:
 
     def merge_chains(self) -> None:
         """Contractions with what follows from them, where all of it together is lawful and pays."""
-        for chain in chains(self.nodes, self.before_merges()):
+        for chain in chains(self.nodes, _before_merges(self)):
             numbers = list(dict.fromkeys(self.part_of[n] for n in chain))
             if len(numbers) == 1 or not self.is_convex(numbers):
                 continue
@@ -220,18 +220,6 @@ class _Search:
                 if a != b:
                     self.join(a, b, self.merged(a, b), self.positions[chain[0]], self.positions[n])
                     self.decisions.append(Decision(chain[0], n, None))
-
-    def before_merges(self) -> dict[Node, list[Node]]:
-        """Readers of each node, without the combinations of partial results: those are kernels of their own."""
-        partials = self.setting.graph.partials
-        if not partials:
-            return self.users
-        hanging: set[Node] = set()
-        merges: set[Node] = set()
-        for n in self.nodes:
-            if n not in partials and any(r.source in partials or r.source in hanging for r in self.reads(n)):
-                (merges if n.reduces else hanging).add(n)
-        return {n: [u for u in users if u not in merges] for n, users in self.users.items()}
 
     def merge_best_first(self) -> None:
         heap: list[tuple[float, int, int, int, int]] = []
@@ -357,6 +345,19 @@ class _Search:
         self.parts[number] = self.part(al, below)
         for n in al.nodes:
             self.part_of[n] = number
+
+
+def _before_merges(search: _Search) -> dict[Node, list[Node]]:
+    """Readers of each node, without the combinations of partial results: those are kernels of their own."""
+    partials = search.setting.graph.partials
+    if not partials:
+        return search.users
+    hanging: set[Node] = set()
+    merges: set[Node] = set()
+    for n in search.nodes:
+        if n not in partials and any(r.source in partials or r.source in hanging for r in search.reads(n)):
+            (merges if n.reduces else hanging).add(n)
+    return {n: [u for u in users if u not in merges] for n, users in search.users.items()}
 
 
 def _serial(n: Node) -> int:

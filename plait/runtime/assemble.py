@@ -15,7 +15,7 @@ from plait.emit.cpp import CppKernel
 from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
 from plait.emit.triton import TritonSource, emit_triton
-from plait.errors import BuildFailed, LowerFailed, UnsupportedProgram
+from plait.errors import BadOption, BuildFailed, LowerFailed, UnsupportedProgram
 from plait.ir.fuel import take
 from plait.options import Options, triton_is_interpreted
 from plait.runtime import report
@@ -40,6 +40,9 @@ def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Execut
     record = report.current()
     with record.stage("build"):
         built = _build(launches, compiled, options)
+    for launch, b in zip(launches, built, strict=True) if options.groups is None and options.backend != "eval" else ():
+        if isinstance(b, BuildFailed) and _is_pinned(launch, options):
+            raise BadOption(f"the schedule pinned for {launch.name} does not fit: {b.message}", artifact=b.artifact)
     if launches and options.backend != "eval" and all(isinstance(b, BuildFailed) for b in built):
         # no compiler, say: eager runs the whole graph better than the evaluator would
         assert isinstance(built[0], BuildFailed)
@@ -124,6 +127,9 @@ def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | No
     if options.gluon == "off" or not can_run(device):
         return None
     said: dict[str, str] = report.current().details.setdefault("gluon", {})
+    if _is_pinned(launch, options):
+        said[launch.name] = "its schedule is pinned"
+        return None
     if len(launch.parts) != 1:
         said[launch.name] = "several parts"
         return None
@@ -138,10 +144,20 @@ def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | No
         return None
 
 
+def _is_pinned(launch: Launch, options: Options) -> bool:
+    """Whether the user says what schedule a part has: nothing else is tried then."""
+    return any(options.pinned(p.program.name, report.current().kind) is not None for p in launch.parts)
+
+
 def _schedules(launch: Launch, options: Options) -> list[Schedule | None]:
     """The default schedule (None: as lowered), and others beside it for single static kernels that take a while."""
     program = launch.parts[0].program
-    worth = len(launch.parts) == 1 and not program.symbols and launch.groups[0].predicted_ns > _TUNE_FROM_NS
+    worth = (
+        not _is_pinned(launch, options)
+        and len(launch.parts) == 1
+        and not program.symbols
+        and launch.groups[0].predicted_ns > _TUNE_FROM_NS
+    )
     if not worth or options.mode == "fast-compile" or triton_is_interpreted():
         return [None]
     others = alternatives(program)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from plait.errors import InternalError
 from plait.frontend.context import from_dtype
+from plait.ir.names import place
 from plait.plan.layout import room
 from plait.runtime import pool, tensors
 from plait.runtime.calls import Attributes, Fetch, eager_group, extern_call, fetch_view
@@ -68,6 +70,7 @@ __all__ = [
 
 _KEPT_SIZES = 64  # sets of sizes whose closures are kept
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
+_is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # asked once a call, 30 ns
 
 
 class Executable:
@@ -149,6 +152,7 @@ class _Closed:
         self.slots = self.late_slot + 1
         waiting = owner.binder.waiting_slots()
         self.steps: list[Launch] = []
+        self.told: dict[int, str] = {}  # place in `steps` -> what a profiler is told
         freed: list[int] = []
         for step in script.steps:
             if isinstance(step, FreeStep):
@@ -157,6 +161,8 @@ class _Closed:
                 freed.append(step.slot)
                 continue
             freed = []
+            if isinstance(step, KernelStep | ExternStep):
+                self.told[len(self.steps)] = _told(step)
             # a group's nodes may speak of any symbol
             if late and (isinstance(step, EagerStep) or not names_in(_numbers_of(step)).isdisjoint(late)):
                 self.steps.append(self._closed_at_run(step))
@@ -177,9 +183,18 @@ class _Closed:
         for prepare in self.prepare:
             prepare(slots, args)
         args.clear()
-        for step in self.steps:
-            step(slots)
+        if _is_profiled():
+            self._walk_told(slots)
+        else:
+            for step in self.steps:
+                step(slots)
         return [result(slots) for result in self.returns]
+
+    def _walk_told(self, slots: Slots) -> None:
+        """Walk the steps, each kernel and call as a range of its own for the profiler (and NVTX, where that listens)."""
+        for k, step in enumerate(self.steps):
+            with torch.autograd.profiler.record_function(self.told[k]) if k in self.told else nullcontext():
+                step(slots)
 
     # ------------------------------------------------------------------------------------------------ arguments
     def _input(self, i: InputSlot, arg: Any) -> None:
@@ -293,6 +308,13 @@ class _Closed:
             return lambda slots: slots[r.slot].item()
         value = r.value if isinstance(r, ValueOut) else None
         return lambda slots: value
+
+
+def _told(step: KernelStep | ExternStep) -> str:
+    """plait::k3_softmax_mul model.py:12-15."""
+    if isinstance(step, KernelStep):
+        return f"plait::{step.name} {step.where}".strip()
+    return f"plait::{step.target.removesuffix('.default')} {place(step.origin)}".strip()
 
 
 def _free(several: list[int]) -> Launch:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plait.errors import InternalError
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Output, Read, Shape
+from plait.ir.names import places
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts, Strided, same_strides
 from plait.plan.plan import Group
@@ -120,7 +121,9 @@ class _Linker:
         buffers = tuple(self.slot(n) for part in launch.parts for n in part.tensors)
         symbols = tuple(e for part in launch.parts for e in part.program.numbers)
         messages = tuple(part.program.messages for part in launch.parts)
-        self.steps.append(KernelStep(launch.kernel, buffers, symbols, messages, launch.name))
+        nodes = self.reading.with_inline(n for g in launch.groups for n in g.nodes)
+        where = places(o.line for n in sorted(nodes, key=lambda n: n.serial) for o in self.graph.origins.get(n, ()))
+        self.steps.append(KernelStep(launch.kernel, buffers, symbols, messages, launch.name, where))
 
     def call(self, n: Node) -> None:
         operands = tuple(self.operand(r) for r in n.reads)

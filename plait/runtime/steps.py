@@ -54,13 +54,14 @@ class FreeStep:
 @dataclass(frozen=True, slots=True)
 class KernelStep:
     """Launch kernel number `kernel` of the executable on `buffers`, in its argument order, with `symbols` as its i64
-    parameters. `messages[part][code - 1]` says what a failed Check means. `name` is for people."""
+    parameters. `messages[part][code - 1]` says what a failed Check means. `name` is for people, as is `where`, the user's lines."""
 
     kernel: int
     buffers: tuple[int, ...]
     symbols: Exprs = ()
     messages: tuple[tuple[str, ...], ...] = ()
     name: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
