@@ -11,7 +11,7 @@ from plait.plan.device import LIMITS, DeviceSpec
 from plait.tile.alternatives import shared_bytes
 from plait.tile.check import check_program
 from plait.tile.lower import Lowered
-from plait.tile.program import Dot, TileProgram
+from plait.tile.program import Dot, Let, Load, Reduce, Scan, TileProgram
 from plait.tile.schedule import EVERY, Schedule, parse_schedule, power_of_two
 
 _MOST_POINTS = 1 << 20  # of one tile, on a GPU: Triton's limit
@@ -84,7 +84,9 @@ def _why_not_on_gpu(program: TileProgram, schedule: Schedule, spec: DeviceSpec) 
     moving = [d for d in program.dims if schedule.size(d.name) == 0 and d.extent.const is None]
     if moving:
         return f"{moving[0].name} is as long as the call says: a block cannot hold all of it"
-    points = math.prod(_points(schedule.size(d.name), d.extent) for d in program.dims)
+    tile = [_points(schedule.size(d.name), d.extent) for d in program.dims]
+    values = (s for s in program.walk() if isinstance(s, Let | Load | Reduce | Scan))
+    points = max((math.prod(tile[d] for d in s.span) for s in values), default=1)
     if points > _MOST_POINTS:
         return f"a block would hold {points} points at once, at most {_MOST_POINTS} can be"
     shared = shared_bytes(program, schedule)
