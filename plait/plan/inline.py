@@ -109,7 +109,7 @@ class Reading:
         sources = {r.source: None for r in leaves}
         read = sum(min(points, self._size(s.shape)) * s.dtype.nbytes for s in sources)
         small = sum(b for s in sources if (b := self._size(s.shape) * s.dtype.nbytes) <= _FREE_BYTES)
-        return read - small <= 1.01 * own and take_at("merge", "recompute", self._graph, [n])
+        return read - small <= 1.01 * own and take_at("merge", "recompute", self.graph, [n])
 
     def _is_read_across(self, n: Node, users: list[Node]) -> bool:
         """A value is not evaluated on the other side of a wall, nor, where the user wants one kernel, in another; one that may not
