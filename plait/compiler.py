@@ -21,6 +21,7 @@ from plait.options import Options
 from plait.plan.align import Alignment
 from plait.plan.cost import size_at_hints
 from plait.plan.device import DeviceSpec, spec_for
+from plait.plan.given import parse_plan
 from plait.plan.horizontal import launches
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts
@@ -28,7 +29,7 @@ from plait.plan.openings import Opening, better_closed, in_order, opening_gains
 from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.regions import is_forced
-from plait.plan.search import make_plan
+from plait.plan.search import Fits, make_plan
 from plait.rewrite.passes.even_rows import even_rows
 from plait.rewrite.passes.gathered_products import gathered_products
 from plait.rewrite.passes.linear_sums import linear_sums
@@ -40,7 +41,7 @@ from plait.rewrite.passes.split_cascades import split_cascades
 from plait.rewrite.passes.split_reductions import split_reductions
 from plait.rewrite.passes.twin_products import twin_products
 from plait.rewrite.passes.write_rows import write_rows
-from plait.runtime import report
+from plait.runtime import override, report
 from plait.runtime.assemble import assemble
 from plait.runtime.link import Launch, link
 from plait.tile.check import check_program
@@ -118,6 +119,10 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
 
 def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Imported Graph to Plan to TilePrograms. Contractions worth it are opened, and closed again where what joins them is worth less."""
+    mine = override.of(options)
+    given = mine.graph(graph) if mine is not None else None
+    if given is not None:
+        return plan_and_lower(given, spec, options)
     graph = even_rows(single_points(graph), spec, options.numerics)
     with aside():
         gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
@@ -130,6 +135,7 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
             n for n in calls if n in chosen and (is_forced(graph, n) or take_at("open", "product", graph, [n]))
         )
         plan, env = _planned_with(graph, chosen, spec, options)
+    plan = _as_given(plan, env, spec, options)
     return replace(_lowered(plan, env, spec, options), openings=_openings(graph, gains, worth, chosen))
 
 
@@ -181,7 +187,16 @@ def padded(graph: Graph, spec: DeviceSpec, options: Options, reading: Reading | 
 def plan_and_lower(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
     """Simplified Graph to Plan to TilePrograms."""
     plan, env = _planned(graph, spec, options)
-    return _lowered(plan, env, spec, options)
+    return _lowered(_as_given(plan, env, spec, options), env, spec, options)
+
+
+def _as_given(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Plan:
+    """The plan, or the one that a file of the user's has in its place."""
+    mine, graph = override.of(options), plan.graph
+    if mine is None:
+        return plan
+    fits = _fits(graph, env, spec)
+    return mine.plan(lambda text: parse_plan(text, graph, spec, plan.reading, fits)) or plan
 
 
 def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:
@@ -190,6 +205,12 @@ def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, En
     strides, apart = Layouts(graph).strides, frozenset(graph.padded)
     env = Env(strides, reading.inline, options.numerics, graph.symbols, reading.reads, apart)
 
+    return make_plan(graph, spec, reading, _fits(graph, env, spec), fuse=options.plan != "none"), env
+
+
+def _fits(graph: Graph, env: Env, spec: DeviceSpec) -> Fits:
+    """Says why no schedule fits a group, or None."""
+
     def fits(al: Alignment, stored: Sequence[Node]) -> Reason | None:
         try:
             lower(al, stored, env, spec, graph.hint, name="trial")
@@ -197,7 +218,7 @@ def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, En
             return Reason(Why.MISALIGNED, refused.message)
         return None
 
-    return make_plan(graph, spec, reading, fits, fuse=options.plan != "none"), env
+    return fits
 
 
 def _lowered(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Compiled:
@@ -207,12 +228,18 @@ def _lowered(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Compil
         if batch[0].kind == "extern":
             steps.append(Launch(batch))
             continue
-        parts = [(g, _lower_group(graph, g, env, spec, options)) for g in batch]
+        parts = [(g, _as_written(_lower_group(graph, g, env, spec, options), options)) for g in batch]
         for together in split_by_fit(parts, spec):
             groups = tuple(g for g, _ in together)
             steps.append(Launch(groups, sum(1 for s in steps if s.parts), tuple(p for _, p in together), _name(groups)))
     _warn_of_pins(options, {p.program.name for s in steps for p in s.parts})
     return Compiled(graph, plan, tuple(steps), spec)
+
+
+def _as_written(lowered: Lowered, options: Options) -> Lowered:
+    """A group, or what a file of the user's has in its place."""
+    mine = override.of(options)
+    return lowered if mine is None else mine.program(lowered)
 
 
 def _warn_of_pins(options: Options, kernels: set[str]) -> None:

@@ -33,6 +33,18 @@ class BadOption(UserError):
     """An option that does not exist, or a value it cannot take."""
 
 
+class TextError(UserError):
+    """A text of one of plait's levels that cannot be read, or says what cannot be: `line` of it, and `why`."""
+
+    def __init__(self, level: str, line: int, why: str, text: str = "") -> None:
+        self.level, self.line, self.why = level, line, why
+        super().__init__(f"{level} text, line {line}: {why}", origin=text or None)
+
+
+class OverrideFailed(UserError):
+    """A file that should replace a stage of the compilation, and cannot: the message begins with its path and line."""
+
+
 class FusionRefused(UserError):
     """Operators that the user wants in one kernel, and the law that forbids it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -34,8 +35,8 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
         "0 none, 1 level boundaries, 2 after each pass, 3 evaluate and compare, 4 after each rule",
     ),
     "PLAIT_DUMP": ("dump", "stages to write as text: graph,plan,tile,source[@dir]"),
-    "PLAIT_CACHE": ("cache_dir", "folder of the disk cache; 0 turns it off"),
-    "PLAIT_CACHE_MB": ("cache_mb", "size limit of the disk cache in MiB"),
+    "PLAIT_OVERRIDE": ("override", "folder of dumped stages that replace what is computed"),
+    "PLAIT_CACHE": ("cache_dir", "folder of the disk cache, and its size limit in MiB: folder[@2048]; 0 turns it off"),
     "PLAIT_GROUPS": ("groups", "compile only these groups (3,5 or 0-7), the rest runs in eager: for bisection"),
     "PLAIT_EXPLAIN": ("explain", "1: print one line for every compiled graph"),
 }
@@ -54,6 +55,7 @@ class Options:
     check: int = 1
     dump: tuple[str, ...] = ()
     dump_dir: str = "plait_dump"
+    override: str = ""  # folder of a dump whose files replace what is computed
     cache_dir: str | None = None  # None: the platform's place; "0": no disk cache
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
@@ -90,7 +92,8 @@ class Options:
         """The settings that can change generated code, as text for cache keys."""
         return (
             f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan} "
-            f"gluon={self.gluon} fuel={self.fuel} forbid={self.forbid} force={self.force} pin={self.pin}"
+            f"gluon={self.gluon} fuel={self.fuel} forbid={self.forbid} force={self.force} pin={self.pin} "
+            f"override={self.override}"
         )
 
     def pinned(self, kernel: str, kind: str) -> str | None:
@@ -156,6 +159,10 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
         return {name: _parse_pins(value, given_as)}
     if name == "groups":
         return {name: _parse_groups(value, given_as)}
+    if name == "override" and not value:
+        return {name: ""}
+    if name == "cache_dir" and isinstance(value, str) and (m := re.fullmatch(r"(.*)@(\d+)", value)) is not None:
+        return {**({name: m[1]} if m[1] else {}), **_parse_int("cache_mb", m[2], given_as)}
     if value is None and name == "cache_dir":
         return {name: None}
     if name == "cache_dir" and value is False:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from plait.errors import UserError
+from plait.errors import TextError, UserError
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.graph import Arg, Builder, Graph, Input, Layout, Node, Origin, Output, Read, Region, Shape
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
-_DTYPES = {d.value: d for d in DType}
+DTYPES = {d.value: d for d in DType}
 
 
 def parse_expr(text: str) -> Expr:
@@ -53,24 +53,48 @@ def parse_graph(text: str) -> Graph:
         try:
             reader.line(raw)
         except (UserError, TypeMismatch, ValueError, KeyError) as e:
-            raise UserError(f"graph text, line {number}: {e}", origin=raw.strip()) from e
+            raise TextError("graph", number, str(e), raw.strip()) from e
     if reader.header is None:
         raise UserError("graph text: the first line must be 'graph 1'")
     return reader.graph()
 
 
-def _parse_all(text: str, rule: Callable[[_Line], T]) -> T:
-    line = _Line(text, {})
+def _parse_all(text: str, rule: Callable[[Line], T]) -> T:
+    line = Line(text, {})
     found = rule(line)
     line.end()
     return found
 
 
-class _Line:
+def leaf_of(name: str) -> Expr:
+    """What a name means in a graph's expressions."""
+    if re.fullmatch(r"i\d+", name):
+        return ix.axis(int(name[1:]))
+    if re.fullmatch(r"v\d+", name):
+        return ix.value(int(name[1:]))
+    return ix.sym(name.removeprefix("@"))
+
+
+def read_attrs(line: Line) -> tuple[tuple[str, Any], ...]:
+    """{name=value, ...}, if that is next."""
+    out: dict[str, Any] = {}
+    if line.accept("{"):
+        while line.peek() != "}":
+            key = line.take("name")
+            line.expect("=")
+            out[key] = line.value()
+            if not line.accept(","):
+                break
+        line.expect("}")
+    return tuple(out.items())
+
+
+class Line:
     """Tokens of one line, consumed from the left by recursive descent."""
 
-    def __init__(self, text: str, nodes: dict[str, Node]) -> None:
+    def __init__(self, text: str, nodes: dict[str, Node], leaf: Callable[[str], Expr] | None = None) -> None:
         self.nodes = nodes
+        self.leaf = leaf or leaf_of  # what a name in an expression means
         self.tokens: list[tuple[str, str]] = []
         at, end = 0, len(text.rstrip())
         while at < end:
@@ -161,12 +185,7 @@ class _Line:
             return inner
         if self.kind() == "int":
             return ix.const(int(self.take("int")))
-        name = self.take("name")
-        if re.fullmatch(r"i\d+", name):
-            return ix.axis(int(name[1:]))
-        if re.fullmatch(r"v\d+", name):
-            return ix.value(int(name[1:]))
-        return ix.sym(name.removeprefix("@"))
+        return self.leaf(self.take("name"))
 
     def exprs(self, *closing: str) -> Shape:
         """Expressions up to (not including) a closing mark."""
@@ -205,8 +224,8 @@ class _Line:
         word = self.take("name")
         if word in _WORDS:
             return -_WORDS[word] if sign < 0 else _WORDS[word]
-        if word in _DTYPES and sign > 0:
-            return _DTYPES[word]
+        if word in DTYPES and sign > 0:
+            return DTYPES[word]
         raise UserError(f"{word!r} is no value")
 
     def _tuple(self) -> tuple[Any, ...]:
@@ -259,7 +278,7 @@ class _Reader:
         return self.g
 
     def line(self, raw: str) -> None:
-        line = _Line(raw, self.nodes)
+        line = Line(raw, self.nodes)
         if line.kind() == "node":
             self._node(line)
         else:
@@ -272,12 +291,12 @@ class _Reader:
             handler(line)
         line.end()
 
-    def _node(self, line: _Line) -> None:
+    def _node(self, line: Line) -> None:
         name = line.take("node")
         if name in self.nodes:
             raise UserError(f"{name} is defined twice")
         line.expect(":")
-        dtype = _DTYPES[line.take("name")]
+        dtype = DTYPES[line.take("name")]
         line.expect("[")
         axes = line.exprs("|", "]")
         reduced = line.exprs("]") if line.accept("|") else ()
@@ -291,7 +310,7 @@ class _Reader:
             if not line.accept(","):
                 break
         line.expect(")")
-        attrs = self._attrs(line)
+        attrs = dict(read_attrs(line))
         serial = name.rpartition("_")[2]
         if not serial.isdigit() or name != f"%{op}_{serial}":
             raise UserError(f"{name} must be %{op}_<number>")
@@ -305,36 +324,24 @@ class _Reader:
             raise UserError(f"{name} is written as {dtype.value} but has type {node.dtype.value}")
         self.nodes[name] = self.last = node
 
-    def _attrs(self, line: _Line) -> dict[str, Any]:
-        attrs: dict[str, Any] = {}
-        if line.accept("{"):
-            while line.peek() != "}":
-                key = line.take("name")
-                line.expect("=")
-                attrs[key] = line.value()
-                if not line.accept(","):
-                    break
-            line.expect("}")
-        return attrs
-
     def _above(self) -> Node:
         if self.last is None:
             raise UserError("no node above that this could belong to")
         return self.last
 
     # -------------------------------------------------------------------------------- lines that begin with a word
-    def _on_graph(self, line: _Line) -> None:
+    def _on_graph(self, line: Line) -> None:
         self.header = line.integer()
         if self.header != 1:
             raise UserError(f"this reads format 1, not {self.header}")
 
-    def _on_device(self, line: _Line) -> None:
+    def _on_device(self, line: Line) -> None:
         self.g.device = line.string()
 
-    def _on_arity(self, line: _Line) -> None:
+    def _on_arity(self, line: Line) -> None:
         self.g.arity = line.integer()
 
-    def _on_symbol(self, line: _Line) -> None:
+    def _on_symbol(self, line: Line) -> None:
         name = line.symbol()
         line.expect("[")
         low = line.integer()
@@ -344,11 +351,11 @@ class _Reader:
         if line.accept("hint"):
             self.g.hints[name] = line.integer()
 
-    def _on_hint(self, line: _Line) -> None:
+    def _on_hint(self, line: Line) -> None:
         name = line.symbol()
         self.g.hints[name] = line.integer()
 
-    def _on_argument(self, line: _Line) -> None:
+    def _on_argument(self, line: Line) -> None:
         position = line.integer()
         layout = None
         if line.accept("strides"):
@@ -358,11 +365,11 @@ class _Reader:
         line.expect("on")
         self.inputs.append(Input(self._above(), position, layout, line.string()))
 
-    def _on_layout(self, line: _Line) -> None:
+    def _on_layout(self, line: Line) -> None:
         table = self.g.padded if line.accept("padded") else self.g.layouts
         table[self._above()] = line.shape()
 
-    def _on_from(self, line: _Line) -> None:
+    def _on_from(self, line: Line) -> None:
         fx = line.string()
         line.expect("in")
         module = line.string()
@@ -377,19 +384,22 @@ class _Reader:
         origin = Origin(fx, module, place, tuple(regions))
         self.g.origins[self._above()] = (*self.g.origins.get(self._above(), ()), origin)
 
-    def _on_refused(self, line: _Line) -> None:
+    def _on_partial(self, line: Line) -> None:
+        self.g.partials |= {self._above()}
+
+    def _on_refused(self, line: Line) -> None:
         self.g.refusals[self._above()] = line.string()
 
-    def _on_constant(self, line: _Line) -> None:
+    def _on_constant(self, line: Line) -> None:
         position = line.integer()
         self.g.constants[position] = line.string()
 
-    def _on_bind(self, line: _Line) -> None:
+    def _on_bind(self, line: Line) -> None:
         name = line.symbol()
         line.expect("=")
         self.g.bindings[name] = line.value()
 
-    def _on_output(self, line: _Line) -> None:
+    def _on_output(self, line: Line) -> None:
         name = line.string()
         read = line.read()
         line.expect("as")
@@ -400,8 +410,8 @@ class _Reader:
         line.expect("on")
         self.outputs.append(Output(name, read, strides, writes, line.string(), at, private=private))
 
-    def _on_return(self, line: _Line) -> None:
+    def _on_return(self, line: Line) -> None:
         self.returns.append(line.value())
 
-    def _on_effect(self, line: _Line) -> None:
+    def _on_effect(self, line: Line) -> None:
         self.effects.append(line.node())

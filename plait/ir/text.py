@@ -49,6 +49,8 @@ def print_graph(graph: Graph, origins: bool = True) -> str:
             lines.append(f"    layout {_shape(graph.layouts[node])}")
         if node in graph.padded:
             lines.append(f"    layout padded {_shape(graph.padded[node])}")
+        if node in graph.partials:
+            lines.append("    partial")
         if node in graph.refusals:
             lines.append(f"    refused {_string(graph.refusals[node])}")
         if origins:

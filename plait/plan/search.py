@@ -68,7 +68,7 @@ def make_plan(graph: Graph, spec: DeviceSpec, reading: Reading, fits: Fits, *, f
             search.replay(planned[key][0])
         alignments += [part.alignment for part in search.parts.values()]
         decisions += [search.as_here(replace(d, producer=island[p], consumer=island[c])) for p, c, d in planned[key][1]]
-    return _finish(setting, alignments, decisions)
+    return finish(setting, alignments, decisions)
 
 
 class Setting:
@@ -365,7 +365,7 @@ def _serial(n: Node) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------------- result
-def _finish(setting: Setting, alignments: list[Alignment], decisions: list[Decision]) -> Plan:
+def finish(setting: Setting, alignments: list[Alignment], decisions: list[Decision]) -> Plan:
     """Order the groups, and decide the pairs that were never candidates: those with an ATen call, or one between them."""
     part_of = {n: i for i, al in enumerate(alignments) for n in al.nodes}
     loose = [n for n in setting.nodes if n not in part_of]

@@ -7,7 +7,7 @@ counted and warned about (under strict, raised). Where none can be built, the wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,10 @@ from plait.emit.cpp import CppKernel
 from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
 from plait.emit.triton import TritonSource, emit_triton
-from plait.errors import BadOption, BuildFailed, LowerFailed, UnsupportedProgram
+from plait.errors import BadOption, BuildFailed, LowerFailed, OverrideFailed, UnsupportedProgram
 from plait.ir.fuel import take
 from plait.options import Options, triton_is_interpreted
-from plait.runtime import report
+from plait.runtime import override, report
 from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures, f8_saturates
 from plait.runtime.cache import cache_for
 from plait.runtime.dump import record_levels
@@ -80,8 +80,21 @@ def _build(launches: Sequence[Launch], compiled: Any, options: Options) -> list[
     if target == "triton":
         return _build_triton(launches, compiled, options)
     texts = CppSources([CppKernel(launch.name, p) for p, launch in zip(programs, launches, strict=True)])
-    record_levels(compiled, {name: texts.text(k) for k, name in enumerate(texts.names)}, options)
-    return build_cpp(texts, cache_for(options), options.threads)
+    own = {name: texts.text(k) for k, name in enumerate(texts.names)}
+    mine = override.of(options)
+    replaced = mine.sources(own, "cpp") if mine is not None else {}
+    record_levels(compiled, own | replaced, options)
+    # what files replaced is nobody else's business
+    cache = cache_for(options if mine is None or not mine.replaced else replace(options, cache_dir="0"))
+    return _built_as_replaced(build_cpp(texts.with_texts(replaced), cache, options.threads), texts.names, replaced)
+
+
+def _built_as_replaced(built: list[Built], names: Sequence[str], replaced: Mapping[str, str]) -> list[Built]:
+    """The built kernels; one whose text the user wrote must be among them."""
+    for b, name in zip(built, names, strict=True):
+        if isinstance(b, BuildFailed) and name in replaced:
+            raise OverrideFailed(f"the source of {name} that PLAIT_OVERRIDE has: {b.message}", artifact=b.artifact)
+    return built
 
 
 def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -> list[Built]:
@@ -97,12 +110,32 @@ def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -
             parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
             name = launch.name if n == 0 else f"{launch.name}_v{n}"
             sources.append(emit_triton(parts, name, f8_saturates=f8_saturates()))
+    mine = override.of(options)
+    replaced = mine.sources({s.name: s.text for s in sources}, "py") if mine is not None else {}
+    sources, spans = _with_replaced(sources, spans, replaced)
     record_levels(compiled, {s.name: s.text for s in sources}, options)
     built = build_triton(sources, compiled.graph.device, compiled.graph.hint)
+    _built_as_replaced(built, [s.name for s in sources], replaced)
     out: list[Built] = []
     for launch, (first, names) in zip(launches, spans, strict=True):
         out.append(_chosen(launch.name, built[first : first + len(names)], names))
     return out
+
+
+def _with_replaced(
+    sources: list[TritonSource], spans: list[tuple[int, list[str]]], replaced: Mapping[str, str]
+) -> tuple[list[TritonSource], list[tuple[int, list[str]]]]:
+    """Sources with the user's texts; of a launch that has one, no other form is built."""
+    out: list[TritonSource] = []
+    kept: list[tuple[int, list[str]]] = []
+    for first, names in spans:
+        own = list(zip(sources[first : first + len(names)], names, strict=True))
+        mine = [(replace(s, text=replaced[s.name]), n) for s, n in own if s.name in replaced]
+        if any(n == "gluon" for _, n in mine):
+            raise OverrideFailed(f"{mine[0][0].name} is a form in Gluon, which is not replaced", hint='gluon="off"')
+        kept.append((len(out), [n for _, n in mine or own]))
+        out += [s for s, _ in mine or own]
+    return out, kept
 
 
 def _chosen(name: str, built: Sequence[Built], names: Sequence[str]) -> Built:

@@ -8,6 +8,7 @@ source, headers, flags, compiler, processor.
 from __future__ import annotations
 
 import contextvars
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -18,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -83,6 +84,14 @@ class CppSources:
         first: dict[str, int] = {}
         # comments quote the user's lines and the group's number; they do not make kernels differ
         self.same_as = tuple(first.setdefault(_without_comments(t, "//"), p) for p, t in enumerate(self.texts))
+
+    def with_texts(self, texts: Mapping[str, str]) -> CppSources:
+        """The same kernels, some of them with another text."""
+        out = copy.copy(self)
+        out.texts = tuple(texts.get(n, t) for n, t in zip(self.names, self.texts, strict=True))
+        first: dict[str, int] = {}
+        out.same_as = tuple(first.setdefault(_without_comments(t, "//"), p) for p, t in enumerate(out.texts))
+        return out
 
     def distinct(self) -> list[int]:
         """Places of the kernels to build."""

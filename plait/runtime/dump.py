@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.ir.text import print_graph
-from plait.options import STAGES, Options
+from plait.options import Options
 from plait.runtime import report
+from plait.runtime.override import file_name, kernel_mark
 from plait.tile.text import print_program
 
 
@@ -23,8 +24,13 @@ def texts(compiled: Any, sources: Mapping[str, str]) -> dict[str, str]:
         "graph": print_graph(compiled.graph),
         "plan": str(compiled.plan),
         "tile": "\n".join(print_program(p) for p in programs),
-        "source": "\n\n".join(sources.values()),
+        "source": "\n\n".join(f"{kernel_mark(name, suffix_of(sources))}\n{text}" for name, text in sources.items()),
     }
+
+
+def suffix_of(sources: Mapping[str, str]) -> str:
+    """Of the file that kernels are written into."""
+    return "py" if any("@triton.jit" in s or "@gluon.jit" in s for s in sources.values()) else "cpp"
 
 
 def record_levels(compiled: Any, sources: dict[str, str], options: Options) -> None:
@@ -36,12 +42,10 @@ def record_levels(compiled: Any, sources: dict[str, str], options: Options) -> N
     if not options.dump:
         return
     written = texts(compiled, sources)
-    suffix = "py" if any("@triton.jit" in s for s in sources.values()) else "cpp"
     try:
         os.makedirs(options.dump_dir, exist_ok=True)
         for stage in options.dump:
-            number = STAGES.index(stage) + 1
-            name = f"{record.name}.{number}.{stage}.{suffix if stage == 'source' else 'txt'}"
+            name = file_name(record.name, stage, suffix_of(sources))
             with open(os.path.join(options.dump_dir, name), "w", encoding="utf-8") as out:
                 out.write(written[stage])
     except OSError as error:

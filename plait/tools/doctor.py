@@ -188,7 +188,12 @@ def check_cache() -> Finding:
     free = shutil.disk_usage(there).free / 2**30
     low = free < options.cache_mb / 1024
     detail = f"{folder}, limit {options.cache_mb} MiB, {free:.0f} GiB free on its disk"
-    return Finding("cache", NOTE if low else OK, detail, "free some space, or lower PLAIT_CACHE_MB" if low else "")
+    return Finding(
+        "cache",
+        NOTE if low else OK,
+        detail,
+        "free some space, or lower the limit, PLAIT_CACHE=folder@MiB" if low else "",
+    )
 
 
 def check_kernel() -> Finding:

@@ -33,7 +33,7 @@ def test_every_variable_sets_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"mode": "max", "numerics": "eager", "rng": "eager", "backend": "cpp", "plan": "none", "dump": "plan@d"}
     values |= {
         "cache_dir": "somewhere",
-        "cache_mb": "7",
+        "override": "somewhere",
         "groups": "1,3-5",
         "check": "3",
         "strict": "1",
