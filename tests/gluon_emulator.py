@@ -66,18 +66,23 @@ class Barrier:
 class Shared:
     """Shared memory, or a part or another view of it."""
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, leaving: list[Any] | None = None) -> None:
         self.data = data
+        self.leaving = [] if leaving is None else leaving  # copies to memory that may still read it
 
     def index(self, i: int) -> Any:
         found = self.data[i]
         return found if isinstance(found, Barrier) else Shared(found)
 
     def reshape(self, shape: Sequence[int]) -> Shared:
-        return Shared(self.data.view(*shape))
+        return Shared(self.data.view(*shape), self.leaving)
 
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(*order))
+
+    def store(self, value: torch.Tensor) -> None:
+        assert not self.leaving, "a tile is overwritten before it has left"
+        self.data.copy_(value)
 
 
 class View:
@@ -96,6 +101,30 @@ class View:
         part = self.data[here]
         to.data[tuple(slice(0, n) for n in part.shape)] = part
         barrier.complete(self.block_type.nbytes)
+
+    def leave(self, at: Sequence[int], tile: Shared) -> None:
+        """A copy to memory: it reads the tile as late as it may."""
+        here = tuple(slice(a, a + n) for a, n in zip(at, self.block, strict=True))
+        part = self.data[here]
+
+        def run() -> None:
+            part.copy_(tile.data.view(self.block)[tuple(slice(0, n) for n in part.shape)])
+            tile.leaving.clear()
+
+        assert _local.fenced, "a tile leaves before what was stored to it is seen"
+        _local.fenced = False
+        tile.leaving.append(run)
+        _local.leaving.append(run)
+
+
+def _store_wait(pending: int) -> None:
+    done, _local.leaving = _local.leaving[: len(_local.leaving) - pending], _local.leaving[-pending:] if pending else []
+    for run in done:
+        run()
+
+
+def _fence() -> None:
+    _local.fenced = True
 
 
 class Pointer:
@@ -119,22 +148,25 @@ class Issued:
             self.value = self.run()
 
 
-def _warpgroup_mma(a: Any, b: Shared, acc: torch.Tensor, use_acc: bool = True, is_async: bool = False) -> Any:
+def _warpgroup_mma(a: Any, b: Shared, acc: Any, use_acc: bool = True, is_async: bool = False) -> Any:
     def run() -> torch.Tensor:
         left = a.data if isinstance(a, Shared) else a
         product = left.float() @ b.data.float()
-        return acc + product if use_acc else product
+        before = acc.value if isinstance(acc, Issued) else acc
+        return before + product if use_acc else product
 
     assert is_async
     _local.issued.append(Issued(run))
     return _local.issued[-1]
 
 
-def _warpgroup_mma_wait(outstanding: int, deps: Sequence[Any]) -> torch.Tensor:
+def _warpgroup_mma_wait(outstanding: int, deps: Sequence[Any]) -> Any:
     done = _local.issued[: len(_local.issued) - outstanding]
     for issued in done:
         issued.finish()
     _local.issued = _local.issued[len(done) :]
+    if len(deps) > 1:  # what is still under way may be added to, not used
+        return tuple(d if d.value is None else d.value for d in deps)
     (dep,) = deps
     assert dep.value is not None, "a product is used before it is waited for"
     return dep.value
@@ -191,10 +223,11 @@ def _specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], wa
     errors: list[BaseException] = []
 
     def run(fn: Callable[..., None], args: tuple[Any, ...]) -> None:
-        _local.issued = []
+        _local.issued, _local.leaving, _local.fenced = [], [], False
         try:
             fn(*args)
             assert not _local.issued, "a product is never waited for"
+            assert not _local.leaving, "a result has not left when its block ends"
         except BaseException as error:
             errors.append(error)
 
@@ -207,7 +240,7 @@ def _specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], wa
         raise errors[0]
 
 
-def _language(block: Callable[[], int]) -> Any:
+def _language(block: Callable[[], int], blocks: int) -> Any:
     dtypes = {
         n: getattr(torch, n)
         for n in ["int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64"]
@@ -238,6 +271,7 @@ def _language(block: Callable[[], int]) -> Any:
         "allocate_shared_memory": _allocate,
         "static_range": range,
         "program_id": lambda axis: block(),
+        "num_programs": lambda axis: blocks,
         "warp_specialize": _specialize,
     }
     layouts = {
@@ -254,8 +288,9 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
     flats = [
         t.as_strided((t.untyped_storage().nbytes() // t.element_size() - t.storage_offset(),), (1,)) for t in tensors
     ]
+    blocks = Sizes(values).one(source.programs)
     space: dict[str, Any] = {
-        "gl": _language(lambda: current[0]),
+        "gl": _language(lambda: current[0], blocks),
         "tl": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=None)),
         "gluon": types.SimpleNamespace(jit=lambda f: f),
         "libdevice": types.SimpleNamespace(
@@ -265,10 +300,15 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
             MBarrierLayout=lambda: "barrier",
             init=lambda b, count: b.init(count),
             wait=lambda b, phase: b.wait(phase),
-            arrive=lambda b, count: b.arrive(),
+            arrive=lambda b, count, pred=True: b.arrive() if pred else None,
             expect=lambda b, n: b.arrive(n),
         ),
-        "tma": types.SimpleNamespace(async_copy_global_to_shared=lambda d, at, b, to: d.copy(at, b, to)),
+        "tma": types.SimpleNamespace(
+            async_copy_global_to_shared=lambda d, at, b, to: d.copy(at, b, to),
+            async_copy_shared_to_global=lambda d, at, tile: d.leave(at, tile),
+            store_wait=_store_wait,
+        ),
+        "fence_async_shared": _fence,
         "warpgroup_mma": _warpgroup_mma,
         "warpgroup_mma_wait": _warpgroup_mma_wait,
     }
@@ -277,6 +317,6 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
     args: list[Any] = [View(flats[d.buffer], d, [Sizes(values).one(n) for n in d.shape]) for d in source.descriptors]
     args += [Pointer(flats[a.index]) if a.kind == "buffer" else values[a.name] for a in source.args]
     _local.issued = []
-    for block in range(Sizes(values).one(source.programs)):
+    for block in range(blocks):
         current[0] = block
         space[source.name](*args)

@@ -1,7 +1,7 @@
 """TileProgram to Gluon source, Triton's lower dialect: kernels for Hopper whose layouts, copies and barriers are spelled out.
 
-It takes programs that stream tiles through two products (emit/gluon_shape says which), and raises LowerFailed for all
-others; plain Triton takes every program.
+It takes programs that stream tiles through two products (emit/gluon_shape says which), and products with what happens to
+their results (emit/gluon_product); it raises LowerFailed for all others. Plain Triton takes every program.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from plait.emit.gluon_body import GluonEmitter
 from plait.emit.gluon_descriptor import Descriptor
+from plait.emit.gluon_product import ProductEmitter, product_of
 from plait.emit.gluon_shape import rescheduled, stream_of
 from plait.emit.triton import MAX_PROGRAMS, TritonSource
 from plait.emit.triton_helpers import closure
@@ -39,6 +40,7 @@ _KNOWN = frozenset(
         "load",
         "maximum",
         "minimum",
+        "num_programs",
         "program_id",
         "reduce",
         "rsqrt",
@@ -73,7 +75,8 @@ _HEAD = """import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 """
 
 
@@ -85,12 +88,11 @@ class GluonSource(TritonSource):
 
 
 def emit_gluon(program: TileProgram, name: str) -> GluonSource:
-    """The kernel of a program that streams tiles through two products. Raises LowerFailed for any other."""
-    stream = stream_of(program)
-    program = rescheduled(program, stream)
-    emitter = GluonEmitter(program, stream)
+    """The kernel of a program of one of the two kinds. Raises LowerFailed for any other."""
+    emitter = _emitter(program)
+    program = emitter.program
     body, pointers = emitter.module(name)
-    blocks = emitter.grid.programs
+    blocks = emitter.programs
     if blocks.const is not None and not 0 < blocks.const <= MAX_PROGRAMS:
         raise LowerFailed(f"{name}: {blocks.const} blocks")
     comments = [f"# {line}".rstrip() for line in (*program.header, str(program.schedule))]
@@ -109,8 +111,20 @@ def emit_gluon(program: TileProgram, name: str) -> GluonSource:
         has_fault=False,
         numbers=program.symbols,
         options=(("enable_fp_fusion", emitter.accuracy.may_contract),),
-        descriptors=tuple(p.descriptor for p in emitter.places.values()),
+        descriptors=emitter.descriptors,
     )
+
+
+def _emitter(program: TileProgram) -> GluonEmitter | ProductEmitter:
+    try:
+        return ProductEmitter(program, product_of(program))
+    except LowerFailed as failed:
+        other = failed.message
+    try:
+        stream = stream_of(program)
+    except LowerFailed as failed:
+        raise LowerFailed(f"no products alone: {other}; no stream: {failed.message}") from None
+    return GluonEmitter(rescheduled(program, stream), stream)
 
 
 def in_gluon(text: str) -> str:

@@ -12,19 +12,20 @@ tiles that a mask or the end of the stream cuts. The first tile's sums come a st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plait.emit.gluon_descriptor import Place, place_of
+from plait.emit.gluon_descriptor import Descriptor, Place, place_of
 from plait.emit.gluon_loop import Tiles, tiles_of
 from plait.emit.gluon_merge import defined_in, merged, names_in
 from plait.emit.gluon_shape import GROUP_ROWS, PARTS, Stream, TileIndexer
+from plait.emit.gluon_text import accumulator, function, sides_of
 from plait.emit.triton_body import Emitter, begins, reductions_in, without_unused
 from plait.emit.triton_bounds import Segment
 from plait.emit.triton_grid import needed_for
 from plait.emit.triton_index import Local, size_name
 from plait.emit.triton_ops import convert, tl_type
 from plait.errors import LowerFailed
+from plait.ir.index import Expr
 from plait.tile.program import Dot, Load, Reduce, Store, Sweep, TileProgram
 
 _RINGS = ("right_ready", "right_free", "values_ready", "values_free")
@@ -173,10 +174,10 @@ class GluonEmitter(Emitter):
         rows, tile, width = (self.dims[i].tile for i in (s.rows, s.stream, s.width))
         turned = self.places["right"].turned
         sums = f"acc{s.second.out}"
-        right = f"right.index(slot).reshape([{_sides_of(self.places['right'])}])" + (
+        right = f"right.index(slot).reshape([{sides_of(self.places['right'])}])" + (
             "" if turned else ".permute((1, 0))"
         )
-        values = f"values.index(last).reshape([{_sides_of(self.places['values'])}])"
+        values = f"values.index(last).reshape([{sides_of(self.places['values'])}])"
         values += ".permute((1, 0))" if self.places["values"].turned else ""
         one = len(self.points) == 1
         first = next(iter(self.points.values()))
@@ -227,6 +228,16 @@ class GluonEmitter(Emitter):
             return []
         return [f"{sums} = {sums} * {self.carried._flat(self.carried.matrices[self.stream.second.out], self.scale)}"]
 
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """Parameters for factors."""
+        return tuple(p.descriptor for p in self.places.values())
+
+    @property
+    def programs(self) -> Expr:
+        """How many blocks to launch."""
+        return self.grid.programs
+
     # ---------------------------------------------------------------- functions
     def module(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The text of all functions, and the names of the buffers' pointers that the kernel takes."""
@@ -252,13 +263,13 @@ class GluonEmitter(Emitter):
             env = sorted((names_in(text) & inside) - defined_in(text) - defined_in("\n".join(local)) - given)
             env = ["scores", *self.carried_names, *env]
             body = body.replace(f"@{p.name}@", ", ".join(env))
-            functions.append(_function(p.name, [start, *test, *env], [*self._layouts(text), *local, *p.lines]))
+            functions.append(function(p.name, [start, *test, *env], [*self._layouts(text), *local, *p.lines]))
         lanes = needed_for(body, self._lanes_of_dims())
         consumer = "\n".join([*lanes, without_unused(body)])
         shared = ["left", "right", "values", *_RINGS]
         env = sorted(names_in(consumer) & outer)
         functions.append(
-            _function("consumer", [*shared, *env, "STAGES: gl.constexpr"], [*self._layouts(body), consumer])
+            function("consumer", [*shared, *env, "STAGES: gl.constexpr"], [*self._layouts(body), consumer])
         )
         functions.append(self._producer())
         functions.append(self._kernel(name, env, coordinates))
@@ -291,10 +302,9 @@ class GluonEmitter(Emitter):
         s = self.stream
         tile, width = self.dims[s.stream].tile, self.dims[s.width].tile
         across = min(32, width // 8)
-        mma = "gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {}, 16])"
         defs = [
-            ("SCORES", mma.format(tile)),
-            ("ACC", mma.format(width)),
+            ("SCORES", accumulator(tile)),
+            ("ACC", accumulator(width)),
             ("OUT", f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [4, 1], [1, 0])"),
             ("WEIGHTS", "gl.DotOperandLayout(0, ACC, 2)"),
         ]
@@ -317,7 +327,7 @@ class GluonEmitter(Emitter):
                 f"    tma.async_copy_global_to_shared({name}_tiles, {place.at('start')}, {name}_ready.index(slot), "
                 f"{name}.index(slot))",
             ]
-        return _function("producer", [*self._producer_args(), "STAGES: gl.constexpr"], ["    " + x for x in lines])
+        return function("producer", [*self._producer_args(), "STAGES: gl.constexpr"], ["    " + x for x in lines])
 
     def _producer_args(self) -> list[str]:
         wanted: set[str] = set()
@@ -354,7 +364,7 @@ class GluonEmitter(Emitter):
         turned = ".permute((1, 0))" if self.places["left"].turned else ""
         groups: list[str] = []
         for k in range(PARTS):
-            left = f"left{k}.reshape([{_sides_of(self.places['left'])}]){turned}"
+            left = f"left{k}.reshape([{sides_of(self.places['left'])}]){turned}"
             mine = [f"{start} + {k * GROUP_ROWS}" if k and n == start else n for n in env]
             groups.append(f"(consumer, ({', '.join([left, *shared, *mine, 'STAGES'])}))")
         groups.append(f"(producer, ({', '.join([*self._producer_args(), 'STAGES'])}))")
@@ -363,12 +373,4 @@ class GluonEmitter(Emitter):
         lines.append(f"gl.warp_specialize([{', '.join(groups)}], {more}, {registers})")
         body = "\n".join(f"    {x}" for x in lines).replace("STAGES", str(self.program.schedule.stages))
         parameters = [*(p.descriptor.name for p in self.places.values()), "@pointers@", *self.program.symbols]
-        return _function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])
-
-
-def _sides_of(place: Place) -> str:
-    return ", ".join(map(str, place.descriptor.block[-2:]))
-
-
-def _function(name: str, parameters: Iterable[str], lines: Iterable[str]) -> str:
-    return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
+        return function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])

@@ -14,7 +14,7 @@ from plait.errors import LowerFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Atom, Expr
-from plait.tile.program import Load
+from plait.tile.program import Load, Store
 
 _MOST_DIMS = 5
 _LINE = 16  # bytes that bases and strides are multiples of
@@ -43,14 +43,14 @@ class Place:
     batches: tuple[str, ...]
     turned: bool
 
-    def at(self, start: str) -> str:
-        """Coordinates of the tile whose outer side starts at `start`; its inner side starts at 0."""
-        sides = ("0", start) if self.turned else (start, "0")
+    def at(self, start: str, inner: str = "0") -> str:
+        """Coordinates of the tile whose outer side starts at `start`, and whose inner side at `inner`."""
+        sides = (inner, start) if self.turned else (start, inner)
         return f"[{', '.join((*self.batches, *sides))}]"
 
 
-def place_of(s: Load, dtype: DType, outer: DimPlan, inner: DimPlan, name: str, indexer: Indexer) -> Place:
-    """The descriptor of a load of tiles outer x inner. Raises LowerFailed for an address that is none."""
+def place_of(s: Load | Store, dtype: DType, outer: DimPlan, inner: DimPlan, name: str, indexer: Indexer) -> Place:
+    """The descriptor of an access to tiles outer x inner. Raises LowerFailed for an address that is none."""
     coefficients, rest = s.address.linear()
     strides: dict[int, int] = {}
     batches: list[tuple[int, Expr, Expr]] = []  # (stride, coordinate, size)

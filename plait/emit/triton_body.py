@@ -27,7 +27,15 @@ from plait.emit.triton_ops import (
 from plait.emit.triton_position import position_as_float
 from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
-from plait.emit.triton_softmax import definitions, exp_of_difference, from_product, scale_late, tanh_absolutely
+from plait.emit.triton_softmax import (
+    complement,
+    contracted,
+    definitions,
+    exp_of_difference,
+    from_product,
+    scale_late,
+    tanh_absolutely,
+)
 from plait.emit.triton_tiles import Tiles
 from plait.emit.triton_tma import Walk
 from plait.errors import InternalError, LowerFailed
@@ -227,6 +235,10 @@ class Emitter:
             text = found[1]
         elif self.accuracy.shifts_exponents(s):
             text = tanh_absolutely(s, self.defs, self.ix)
+        elif s.op == "add" and fast:
+            text = complement(s, self.defs, self.ix, axes)
+        elif s.op in ("add", "sub") and self.accuracy.slack(s.out) > 0:
+            text = contracted(s, axes, self.defs, self.ix)
         elif s.op == "cast" and s.dtype is DType.f32:
             text = position_as_float(s.args[0], axes, self.defs, self.ix)
         elif draw is not None:

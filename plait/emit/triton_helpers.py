@@ -76,6 +76,10 @@ def _whole(n):
     # an integer in [0, 2^23) as a float
     return (n + 1258291200).to(tl.float32, bitcast=True) - 8388608.0
 
+def _bits(n):
+    # an integer n in [0, 2^23) as the float 2^23 + n: differences of two are exact
+    return (n | 1258291200).to(tl.float32, bitcast=True)
+
 def _tanh_absolute(x, c):
     # tanh(y) = 1 - 2 / (exp(2 y) + 1), c = 2 log2(e) y / x; where the power overflows, the quotient is 0
     return tl.fma(libdevice.fast_dividef(1.0, tl.exp2(x * c) + 1.0), -2.0, 1.0)
@@ -88,8 +92,23 @@ def _rsqrt(x):
 def _sigmoid(x):
     return tl.div_rn(1.0, 1.0 + libdevice.exp(x * -1.0))
 
+def _sigmoid_near(x):
+    # the quotient that treats large divisors as infinite: below 2^-126 it is zero
+    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(x * -1.4426950408889634))
+
 def _sigmoid64(x):
     return 1.0 / (1.0 + libdevice.exp(x * -1.0))
+
+def _erfc_near(x):
+    # within 6e-6 of erfc, relatively: erfc(a) exp(a a) as a polynomial of 1 / (1 + 0.44 a) (least squares on [0, 10])
+    t = libdevice.fast_dividef(1.0, tl.fma(tl.abs(x), 0.44, 1.0))
+    p = tl.fma(t, -0.1461113298668184, 0.3506685531620834)
+    p = tl.fma(t, p, 0.04071425836010682)
+    p = tl.fma(t, p, 0.26359433200556665)
+    p = tl.fma(t, p, 0.2425678854143048)
+    p = tl.fma(t, p, 0.24856113378938618)
+    e = t * p * tl.exp2(x * x * -1.4426950408889634)
+    return tl.where(x < 0, 2.0 - e, e)
 
 def _tanh_near(x):
     # within 5e-7 of tanh, relatively: by exponentials, and near zero, where their difference would cancel, by a polynomial

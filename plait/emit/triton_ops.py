@@ -252,7 +252,7 @@ def _float_rules() -> dict[str, Rule]:
         "sqrt": _by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
         "rsqrt": _by_width("_rsqrt({0})", "libdevice.rsqrt({0})"),
         "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}", "1.0 / {0}"),
-        "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "1.0 / (1.0 + tl.exp2({0} * -1.4426950408889634))"),
+        "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "_sigmoid_near({0})"),
         "tanh": _by_width("libdevice.tanh({0})", "libdevice.tanh({0})", "_tanh_near({0})"),
         "exp": _by_width("libdevice.exp({0})", "libdevice.exp({0})", _FAST_EXP),
         "log": _fmt("tl.log({0})"),

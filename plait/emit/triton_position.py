@@ -43,6 +43,8 @@ def position_as_float(k: int, axes: Axes, defs: Defs, indexer: Indexer) -> str |
     size = indexer.magnitude(e)
     if size is None or size >= _EXACT:
         return None
+    if (apart := _difference(e, axes, indexer)) is not None:
+        return apart
     out = ""
     for monomial, c in sorted(e.terms, key=lambda term: term[1] < 0):
         if len(monomial) > 1 or any(a.kind != "axis" for a in monomial):
@@ -50,6 +52,22 @@ def position_as_float(k: int, axes: Axes, defs: Defs, indexer: Indexer) -> str |
         text = _term(monomial[0].args[0], abs(c), axes, indexer) if monomial else repr(float(abs(c)))
         out = f"{out} {'-' if c < 0 else '+'} {text}" if out else text if c > 0 else f"{text} * -1.0"
     return out
+
+
+def _difference(e: Expr, axes: Axes, indexer: Indexer) -> str | None:
+    """Text of i - j for two dims in tiles: 2^23 is left on both."""
+    ends = {c: monomial for monomial, c in e.terms if len(monomial) == 1 and monomial[0].kind == "axis"}
+    if len(e.terms) != 2 or set(ends) != {1, -1}:
+        return None
+    out: list[str] = []
+    for c in (1, -1):
+        i = ends[c][0].args[0]
+        assert isinstance(i, int)
+        d = indexer.dims[i]
+        if not d.blocked or (i,) == axes:
+            return None
+        out.append(indexer.widen(f"_bits({d.name})", (i,), axes))
+    return " - ".join(out)
 
 
 def _term(i: object, c: int, axes: Axes, indexer: Indexer) -> str:

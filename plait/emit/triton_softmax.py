@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from plait.emit.triton_index import Indexer
+from plait.emit.triton_accuracy import Accuracy
+from plait.emit.triton_index import Axes, Indexer
 from plait.ir.dtype import DType
 from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, Sweep, TileProgram, walk
 
@@ -62,7 +63,7 @@ class _LateScale:
     """Moves multiplications by constants behind masks and maxima."""
 
     def __init__(self, program: TileProgram) -> None:
-        self.program, self.defs = program, dict(definitions(program))
+        self.program, self.defs, self.accuracy = program, dict(definitions(program)), Accuracy(program)
         self.next = max(self.defs, default=-1) + 1
         self.read = {s.args[0] for s in program.walk() if isinstance(s, Let) and s.op == "running"}
         self.moved: dict[int, tuple[Reduce, Scale]] = {}  # by the old maximum: the new one, and what it lacks
@@ -103,6 +104,8 @@ class _LateScale:
             if factors is not None and other is not None and math.isinf(other):
                 u = Let(self.fresh(), "where", (s.args[0], factors[0], s.args[2]), s.dtype, s.span)
                 return [u, *self.times(s, u.out, factors[1])]
+        if (shifted := self.shifted(s)) is not None:
+            return shifted
         if isinstance(s, Reduce) and s.monoid == "max" and s.out in self.read:
             factors = scaled(self.defs, s.arg)
             if factors is not None:
@@ -115,6 +118,32 @@ class _LateScale:
                 now = replace(s, out=self.fresh(), args=(moved[0].out,))
                 return [now, *self.times(s, now.out, moved[1])]
         return [s]
+
+    def shifted(self, s: Stmt) -> list[Stmt] | None:
+        """x c + y z as (x + (y / c) z) c, if x comes from a product of matrices and y varies over fewer dims."""
+        if not isinstance(s, Let) or s.op not in ("add", "sub") or s.dtype is not DType.f32:
+            return None
+        if not self.accuracy.slack(s.out) > 0:
+            return None
+        for k, other in (s.args, s.args[::-1]):
+            factors, d = scaled(self.defs, k), self.defs.get(other)
+            if factors is None or not from_product(factors[0], self.defs) or not isinstance(d, Let) or d.op != "mul":
+                continue
+            y, z = sorted(d.args, key=lambda a: len(self.span(a)))
+            if d.dtype is not DType.f32 or len(self.span(y)) >= len(s.span):
+                continue
+            c = factors[1]
+            const = Let(self.fresh(), "const", (), s.dtype, (), (("dtype", s.dtype), ("value", 1 / c.factor)))
+            less = Let(self.fresh(), "mul", (y, const.out), s.dtype, self.span(y))
+            product = Let(self.fresh(), "mul", (less.out, z), s.dtype, d.span)
+            args = tuple(factors[0] if a == k else product.out for a in s.args)
+            total = Let(self.fresh(), s.op, args, s.dtype, s.span)
+            return [const, less, product, total, *self.times(s, total.out, c)]
+        return None
+
+    def span(self, k: int) -> tuple[int, ...]:
+        """The dims that local k varies over."""
+        return self.defs[k].span if k in self.defs else ()
 
 
 def scale_late(program: TileProgram) -> TileProgram:
@@ -155,6 +184,31 @@ def tanh_absolutely(s: Let, defs: Defs, indexer: Indexer) -> str:
     while (found := scaled(defs, x)) is not None and indexer.locals[found[0]].axes == axes:
         x, factor = found[0], factor * found[1].factor
     return f"_tanh_absolute({indexer.operand(x, axes)}, {factor!r})"
+
+
+def contracted(s: Let, axes: Axes, defs: Defs, indexer: Indexer) -> str | None:
+    """Text of a sum or difference as one fused multiply-add, or None. Of two operands one is a product, the other comes from
+    a product of matrices, whose rounding hides the one that is left out here."""
+    if s.dtype is not DType.f32:
+        return None
+    for k, other in (s.args[::-1], s.args):
+        d = defs.get(k)
+        if isinstance(d, Let) and d.op == "mul" and d.dtype is DType.f32 and from_product(other, defs):
+            x, y = (indexer.operand(a, axes) for a in sorted(d.args, key=lambda a: len(indexer.locals[a].axes)))
+            z = indexer.operand(other, axes)
+            if s.op == "sub":
+                x, z = (f"({x} * -1.0)", z) if k == s.args[1] else (x, f"{z} * -1.0")
+            return f"tl.fma({y}, {x}, {z})"
+    return None
+
+
+def complement(s: Let, defs: Defs, indexer: Indexer, axes: Axes) -> str | None:
+    """Text of 1 + erf(y) as erfc(-y), which does not cancel, near enough for a tolerant value; or None."""
+    for k, other in (s.args, s.args[::-1]):
+        d = defs.get(k)
+        if isinstance(d, Let) and d.op == "erf" and d.dtype is DType.f32 and constant(defs, other) == 1:
+            return f"_erfc_near({indexer.operand(d.args[0], axes)} * -1.0)"
+    return None
 
 
 def from_product(k: int, defs: Defs) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -58,8 +60,14 @@ def test_masks_of_several_conditions_bound_the_loop(name: str) -> None:
 def test_scores_are_divided_in_the_exponent_and_positions_are_not_converted_point_by_point() -> None:
     assert "_quotient(scores" not in source("full").text
     text = source("alibi").text
-    assert "_whole(p2)[:, None] - _whole(r0)[None, :]" in text
+    assert "_bits(p2)[:, None] - _bits(r0)[None, :]" in text
     assert ".to(gl.float32)" not in function(text, "any_tile")
+
+
+def test_a_bias_by_distance_is_one_multiply_add_a_point_and_scales_with_the_scores_in_the_exponent() -> None:
+    tile = function(source("alibi").text, "any_tile")
+    assert re.search(r"gl.fma\(v\d+, \(v\d+ \* -1.0\), scores\)", tile)
+    assert "scores *" not in tile
 
 
 def test_caps_take_the_hardwares_power_only_where_exponents_take_them() -> None:

@@ -1,0 +1,27 @@
+"""Text that the Gluon kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from plait.emit.gluon_descriptor import Place
+
+
+def sides_of(place: Place) -> str:
+    """The two sides of a tile in memory."""
+    return ", ".join(map(str, place.descriptor.block[-2:]))
+
+
+def function(name: str, parameters: Iterable[str], lines: Iterable[str]) -> str:
+    """The text of a function."""
+    return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
+
+
+def accumulator(columns: int) -> str:
+    """The layout of 64 rows of a product's result that four warps add up."""
+    return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
+
+
+def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
+    """Lines, some levels further in."""
+    return ["    " * depth + line for line in lines]
