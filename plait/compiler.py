@@ -200,7 +200,7 @@ def _as_given(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Plan:
 
 
 def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:
-    reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
+    reading = Reading(graph, lambda extents: size_at_hints(graph, extents), spec)
     graph = padded(graph, spec, options, reading)
     strides, apart = Layouts(graph).strides, frozenset(graph.padded)
     env = Env(strides, reading.inline, options.numerics, graph.symbols, reading.reads, apart)

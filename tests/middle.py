@@ -206,7 +206,7 @@ def middle(graph: Graph, device: str = "cpu", *, fuse: bool = True, numerics: st
     """Plan a graph for "cpu" or "h200"."""
     spec = SPECS[device]
     graph = simplified(graph, device, numerics)
-    reading = Reading(graph, lambda extents: size_at_hints(graph, extents))
+    reading = Reading(graph, lambda extents: size_at_hints(graph, extents), spec)
     env = Env(Layouts(graph).strides, reading.inline, numerics, graph.symbols, reading.reads, frozenset(graph.padded))
 
     def fits(al: Alignment, stored: Sequence[Node]) -> Reason | None:

@@ -37,7 +37,7 @@ class Walk:
 
     def __init__(self, grid: Grid, buffers: tuple[Buffer, ...], blocks: int, long_products: int) -> None:
         self.grid, self.ix, self.buffers, self.blocks = grid, grid.ix, buffers, blocks
-        self.flat = ", flatten=True" if long_products == 1 else ""
+        self.flat = ", flatten=True" if long_products == 1 and blocks != EVERY else ""
         self.definitions: list[str] = []
         self.aligned: set[str] = set()
         self._names: dict[tuple[int, _Box], str] = {}

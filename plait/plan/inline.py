@@ -7,12 +7,15 @@ planner never sees inline nodes: `reads(n)` are n's reads with every inline sour
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from plait.ir.fuel import take_at
 from plait.ir.graph import Graph, Node, Read, compose
+from plait.plan.contract_cost import WIDE
+from plait.plan.device import DeviceSpec
 from plait.plan.opcost import op_cost
 from plait.plan.regions import has_walls, walls
 
@@ -23,8 +26,8 @@ _FREE_BYTES = 4096.0  # small operands (scalars, short rows of weights) count fo
 class Reading:
     """Which nodes of a graph are inline, and what everybody effectively reads."""
 
-    def __init__(self, graph: Graph, size: Callable[[Sequence[Any]], float]) -> None:
-        self.graph, self._size = graph, size
+    def __init__(self, graph: Graph, size: Callable[[Sequence[Any]], float], spec: DeviceSpec) -> None:
+        self.graph, self._size, self._spec = graph, size, spec
         self._reads: dict[Node, tuple[Read, ...]] = {}
         self._work: dict[Node, float] = {}
         self.nodes = graph.nodes()
@@ -109,7 +112,9 @@ class Reading:
         sources = {r.source: None for r in leaves}
         read = sum(min(points, self._size(s.shape)) * s.dtype.nbytes for s in sources)
         small = sum(b for s in sources if (b := self._size(s.shape) * s.dtype.nbytes) <= _FREE_BYTES)
-        return read - small <= 1.01 * own and take_at("merge", "recompute", self.graph, [n])
+        if read - small > 1.01 * own or self._is_dear_factor(n, users, work):
+            return False
+        return take_at("merge", "recompute", self.graph, [n])
 
     def _is_read_across(self, n: Node, users: list[Node]) -> bool:
         """A value is not evaluated on the other side of a wall, nor, where the user wants one kernel, in another; one that may not
@@ -119,6 +124,22 @@ class Reading:
         return any(r.kind == "forbid" for r in own) or any(
             walls(self.graph, u) != own - forced or not forced <= set(self.graph.regions(u)) for u in users
         )
+
+    def _is_dear_factor(self, n: Node, users: list[Node], work: float) -> bool:
+        """n is a factor of products whose tiles would evaluate it again for longer than it takes to write and read it. Only where
+        tiles of factors come through descriptors: those that are computed do not, and stall the products."""
+        spec = self._spec
+        if not spec.descriptors or n.dtype.nbytes > 2:
+            return False
+        again = 0.0
+        for u in users:
+            for r in u.reads if u.kind == "contract" else ():
+                if r.source is n:
+                    others = [i for i in range(len(u.shape)) if i not in {a for e in r.index for a in e.axes()}]
+                    again = max(again, math.ceil(self._size([u.axes[i] for i in others]) / WIDE) - 1)
+        points = self._size(n.axes)
+        apart_ns = spec.launch_ns + 2 * points * n.dtype.nbytes / spec.bytes_per_ns
+        return again * points * work / spec.ops_per_ns > apart_ns
 
     def _is_compared(self, n: Node, users: list[Node]) -> bool:
         """Floats that are tested for equality must be the very bits that were reduced or stored: never evaluated twice."""

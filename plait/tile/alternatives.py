@@ -18,7 +18,7 @@ _LEFT = 2 * 1024  # of it for exchanges between warps
 
 def alternatives(program: TileProgram) -> list[Schedule]:
     """Of a persistent product: a block for each tile, with descriptors and without, and the tile of the other width. Of a
-    skinny one: other tiles. Of products over a stream: deeper pipelines with wider or narrower steps, and half the rows. Of
+    skinny one: other tiles. Of one that streams through columns: with descriptors. Of products over a stream: deeper pipelines with wider or narrower steps, and half the rows. Of
     others: half and twice the warps."""
     default = program.schedule
     dots = [s for s in program.walk() if isinstance(s, Dot)]
@@ -28,6 +28,8 @@ def alternatives(program: TileProgram) -> list[Schedule]:
         found = few
     elif len(dots) > 1 and any(s.scale is not None or len(dots) > 2 for s in dots):
         found = _steps(program, len(dots))
+    elif len(dots) == 1 and _is_streamed(program):
+        found = [default.having(blocks=EVERY), default.having(blocks=EVERY, stages=default.stages + 1)]
     else:
         found = [default.having(warps=w) for w in (default.warps // 2, default.warps * 2) if 1 <= w <= 32]
     return [s for s in found if s != default and shared_bytes(program, s) <= _SHARED - _LEFT]
@@ -47,6 +49,16 @@ def shared_bytes(program: TileProgram, schedule: Schedule) -> int:
             size = math.prod(sides) * program.buffers[s.buffer].dtype.nbytes * stages
             tiles[s.buffer, *sides] = max(size, tiles.get((s.buffer, *sides), 0))
     return sum(tiles.values())
+
+
+def _is_streamed(program: TileProgram) -> bool:
+    """Whether a product's loop is inside another."""
+    return any(
+        isinstance(inner, Sweep) and any(isinstance(s, Dot) for s in walk((inner,)))
+        for s in program.walk()
+        if isinstance(s, Sweep)
+        for inner in s.body
+    )
 
 
 def _skinny(program: TileProgram, dots: list[Dot]) -> list[Schedule] | None:

@@ -8,6 +8,8 @@ import triton_dot_cases as cases
 from plait.tile.alternatives import alternatives, shared_bytes
 from plait.tile.program import TileProgram
 from plait.tile.schedule import parse_schedule
+from tests.loss_variants import Sizes
+from tests.unit.test_linear_loss import planned as loss_planned
 
 BF16 = torch.bfloat16
 WALKING = "form=swept tile=p0:128,p1:256,r0:64 warps=8 stages=4 vector=p1 blocks=132"
@@ -52,3 +54,13 @@ def test_a_product_of_few_rows_varies_its_columns_and_what_is_in_flight() -> Non
         "form=swept tile=p0:16,p1:64,r0:128 warps=2 stages=6 vector=r0",
         "form=swept tile=p0:16,p1:32,r0:256 warps=4 stages=4 vector=r0",
     ]
+
+
+def test_a_product_that_streams_through_columns_may_read_through_descriptors() -> None:
+    sizes = Sizes(rows=8192, depth=1024, words=128256, dtype=BF16)
+    launches = loss_planned("plain", sizes)["inference"].launches
+    (program,) = (x.parts[0].program for x in launches if x.parts and "dot" in x.name)
+    assert program.schedule.blocks == 0
+    found = [str(s).split(" vector=r1")[1] for s in alternatives(program)]
+    assert found == [" blocks=all"]
+    assert shared_bytes(program, program.schedule) > 227 * 1024 // 2  # one block a multiprocessor, whatever it reads by

@@ -59,7 +59,9 @@ class _Padding:
         odd = {n: s for n in self.nodes if n in near and (s := self._apart(n)) is not None}
         if not odd:
             return {}
-        self.reading = self._reading or Reading(self.graph, lambda extents: size_at_hints(self.graph, extents))
+        self.reading = self._reading or Reading(
+            self.graph, lambda extents: size_at_hints(self.graph, extents), self.spec
+        )
         return {n: s for n, s in odd.items() if n not in self.reading.inline and self._is_seen_well(n, s)}
 
     def _near_products(self) -> set[Node]:
