@@ -111,7 +111,7 @@ def emit_gluon(program: TileProgram, name: str) -> GluonSource:
         has_fault=False,
         numbers=program.symbols,
         options=(("enable_fp_fusion", emitter.accuracy.may_contract),),
-        descriptors=emitter.descriptors,
+        descriptors=tuple(p.descriptor for p in emitter.places.values()),
     )
 
 

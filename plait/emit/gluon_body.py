@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait.emit.gluon_descriptor import Descriptor, Place, place_of
+from plait.emit.gluon_descriptor import Place, place_of
 from plait.emit.gluon_loop import Tiles, tiles_of
 from plait.emit.gluon_merge import defined_in, merged, names_in
 from plait.emit.gluon_shape import GROUP_ROWS, PARTS, Stream, TileIndexer
@@ -227,11 +227,6 @@ class GluonEmitter(Emitter):
         if self.scale is None:
             return []
         return [f"{sums} = {sums} * {self.carried._flat(self.carried.matrices[self.stream.second.out], self.scale)}"]
-
-    @property
-    def descriptors(self) -> tuple[Descriptor, ...]:
-        """Parameters for factors."""
-        return tuple(p.descriptor for p in self.places.values())
 
     @property
     def programs(self) -> Expr:

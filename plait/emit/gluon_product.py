@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from plait.emit.gluon_descriptor import Descriptor, Place, place_of
+from plait.emit.gluon_descriptor import Place, place_of
 from plait.emit.gluon_merge import defined_in, names_in
 from plait.emit.gluon_text import accumulator, function, indented, sides_of
 from plait.emit.triton_body import Emitter, without_unused
@@ -182,6 +182,7 @@ class ProductEmitter(Emitter):
         if place.turned:
             raise LowerFailed("a result lies transposed")
         self.stored.append(place)
+        self.places[place.descriptor.name] = place
         v = self.ix.locals[self.accuracy.rounded_from(s.value, b.dtype)]
         if v.axes != (self.p.rows, self.p.columns):
             raise LowerFailed("a vector is stored as a tile")
@@ -225,11 +226,6 @@ class ProductEmitter(Emitter):
             self._kernel(name, outer, pointers),
         ]
         return "\n\n".join(parts), pointers
-
-    @property
-    def descriptors(self) -> tuple[Descriptor, ...]:
-        """Parameters for factors, then for results."""
-        return tuple(p.descriptor for p in (*self.places.values(), *self.stored))
 
     @property
     def programs(self) -> Expr:
@@ -340,7 +336,7 @@ class ProductEmitter(Emitter):
         return function("producer", [*self._producer_args(), "STAGES: gl.constexpr"], lines)
 
     def _producer_args(self) -> list[str]:
-        descriptors = [p.descriptor.name for p in self.places.values()]
+        descriptors = [p.descriptor.name for p in self.places.values() if p not in self.stored]
         sizes = list(map(size_name, self.program.symbols))
         return [*descriptors, "left0", "left1", "right0", "right1", "ready", "free", *sizes]
 
@@ -372,5 +368,5 @@ class ProductEmitter(Emitter):
         registers = [_REGISTERS[0]] * (_GROUPS - 1) + [_REGISTERS[1]]
         lines.append(f"gl.warp_specialize([{', '.join(groups)}], {[4] * (_GROUPS - 1) + [1]}, {registers})")
         body = "\n".join(indented(lines)).replace("STAGES", str(_STAGES))
-        parameters = [*(d.name for d in self.descriptors), *pointers, *self.program.symbols]
+        parameters = [*(p.descriptor.name for p in self.places.values()), *pointers, *self.program.symbols]
         return function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])
