@@ -22,8 +22,9 @@ class _Layer(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
-        return y
+        y = self.up(self.norm(x))
+        z: torch.Tensor = x + self.down(torch.tanh(y) * torch.sigmoid(y))  # both are formed again backward
+        return z
 
 
 class _Model(nn.Module):

@@ -84,6 +84,7 @@ def test_hostile_text_stays_text(report: Report) -> None:
     assert not [t for tag, t in bad.texts if "alert(1)" in t and tag not in ("script", "title")]
     (data,) = re.findall(r'<script id="facts" type="application/json">(.*?)</script>', to_html(hostile(report)), re.S)
     assert json.loads(data)["report"]["graphs"][0]["kernels"][0]["members"][0]["line"] == HOSTILE
+    assert not set("<>&") & set(data)
 
 
 def test_vendored_files_are_those_of_the_table() -> None:
@@ -135,7 +136,9 @@ def test_operators_as_eager_runs_them(report: Report) -> None:
                 assert (o.step == k.number) == m.counted
     forward = report.graphs[0]
     (tanh,) = [o for o in forward.operators if o.name == "tanh"][:1]
-    assert {forward.operators[n].name for n in tanh.feeds} <= {"linear", "add", "tanh", "sum"}
+    assert {forward.operators[n].name for n in tanh.feeds} == {"mul"}
+    again = [o for o in report.graphs[1].operators if o.recomputed]
+    assert again and all(o.alone_us is None and o.before.total == 0 for o in again)
     c = report.ceilings
     n = tanh.before.total
     assert tanh.alone_us == pytest.approx(c.launch_us + n / c.bytes_per_us)
@@ -167,7 +170,7 @@ def test_layers_of_a_model_repeat(report: Report) -> None:
 def test_a_long_program_is_quick() -> None:
     big = long_report(layers(), 60)
     assert big.totals.launches > 400
-    began = time.perf_counter()
+    began = time.process_time()
     text = to_html(big)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert len(text.encode()) < len(big.to_json().encode()) + 1_000_000
