@@ -26,7 +26,7 @@ def plain(facts: Facts) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        out = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        out = {f.name: _plain(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
         if isinstance(value, Traffic):
             out["total"] = _plain(value.total)
         if isinstance(value, Flops):

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from plait.errors import UserError
 from plait.report import checks
-from plait.report.facts import Facts
+from plait.report.facts import Facts, Kernel, Member
 from plait.report.html import to_html
 from plait.report.json_form import to_json
 from plait.report.text import WIDTH, render
+
+# (graph, step, its members, name) -> the value
+Tap = Callable[[int, int, Sequence[Member], str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a report, which can be looked into."""
+
+    facts: Kernel
+    graph: int
+    _tap: Tap | None = field(default=None, repr=False, compare=False)
+
+    def tap(self, name: str) -> Any:
+        """The value of an intermediate of this kernel, in eager's type: `name` is a variable of the program, an operator
+        ("softmax", "aten.exp"), a place ("model.py:12", "12"), or a node of the captured graph. A tuple where several values
+        are called so. The program is run again for it, on copies of its arguments. Raises UserError with the near names."""
+        if self._tap is None:
+            raise UserError(
+                "this report cannot run its program again", hint="tap the report that plait.explain returned"
+            )
+        return self._tap(self.graph, self.facts.number, self.facts.members, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +44,19 @@ class Report(Facts):
     Assertions name operators ("softmax", "aten.mm"; "matmul" is any product of matrices), module paths ("blocks.0.attn") or
     places ("model.py:12"); they raise AssertionError with the reason."""
 
+    _tap: Tap | None = field(default=None, repr=False, compare=False)
+
     def __str__(self) -> str:
         return render(self)
+
+    def kernel(self, number: int, graph: int = 0) -> Step:
+        """A step by its number in a graph (the first graph, if not told), as the page counts them."""
+        if not 0 <= graph < len(self.graphs):
+            raise UserError(f"there is no graph {graph}", hint=f"there are {len(self.graphs)}")
+        found = next((k for k in self.graphs[graph].kernels if k.number == number), None)
+        if found is None:
+            raise UserError(f"graph {graph} has no step {number}", hint=f"it has {len(self.graphs[graph].kernels)}")
+        return Step(found, graph, self._tap)
 
     def text(self, *, top: int = 5, detail: bool | None = None, width: int = WIDTH, color: bool = False) -> str:
         """The page: `top` refusals and steps of each graph (0: all), `detail`: every operator of every kernel."""

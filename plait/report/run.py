@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from plait.api import backend_with
 from plait.compiler import Compiled, all_levels, compile_graph, imported, telling
+from plait.diagnose.program import copies
+from plait.diagnose.tap import Inside
 from plait.emit.cpp import CppKernel
 from plait.emit.triton import TritonSource, emit_triton
 from plait.emit.writer import identifier
@@ -99,7 +101,26 @@ def explain_calls(
         totals=sum_totals([g.totals for g in graphs]),
         breaks=tuple(_one_line(why) for why, n in after.items() if n > broke.get(why, 0)),
         ceilings=ceilings_of(SPECS[device]),
+        _tap=_inside(fn, calls, train, watch).tap,
     )
+
+
+def _inside(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool, watch: _Watch) -> Inside:
+    """The program, to be run again when somebody looks into a kernel: on copies, and without a trace in its gradients."""
+    plain = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
+    owned = list(plain.parameters()) if isinstance(plain, torch.nn.Module) else []
+
+    def drive(compiled: Callable[[Any], Callable[..., Any]]) -> None:
+        run = compiled(plain)
+        kept = [p.grad for p in owned]
+        for args in calls:
+            for p in owned:
+                p.grad = None
+            _call(run, _with_gradients(plain, copies(args)) if train else copies(args), train)
+        for p, grad in zip(owned, kept, strict=True):
+            p.grad = grad
+
+    return Inside(watch.options, drive, watch.target is None)
 
 
 def _watched_call(fn: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
