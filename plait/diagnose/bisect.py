@@ -21,6 +21,7 @@ from plait.diagnose.values import cases
 from plait.diagnose.verify import Say, is_wrong, settings, with_gradients
 from plait.diagnose.watch import Call, Seen, Watch
 from plait.options import Options
+from plait.report.words import count as counted
 
 VERSION = 1
 """Of the JSON form."""
@@ -55,7 +56,9 @@ class Bisection:
         if self.number is None:
             lines.append(f"  {self.after}")
         else:
-            lines += [f"  {self.number - 1} decisions: {self.before}", f"  {self.number} decisions: {self.after}"]
+            lines += [
+                f"  with {k}: {words}" for k, words in ((self.number - 1, self.before), (self.number, self.after))
+            ]
         small, all_of_it = self.operators
         there = "" if self.number_there is None else f", where it is decision {self.number_there}"
         lines.append(f"smallest program: {small} of {all_of_it} operators{there}")
@@ -124,7 +127,7 @@ def bisect_calls(
             if is_wrong(program, run, case):
                 _recorded(program, run, watch, case.args, case.seed)
                 return search.wrong()
-    return Bisection(shown, "", words=f"right in {count} runs: nothing to bisect")
+    return Bisection(shown, "", words=f"right in {counted(count, 'run')}: nothing to bisect")
 
 
 def _recorded(program: Program, run: Callable[..., Any], watch: Watch, args: Sequence[Any], seed: int) -> None:

@@ -27,7 +27,7 @@ def replay(folder: Path) -> int:
     if number is None:
         trials = [("compiled", case.compile(case.options.fuel or 0, groups=case.options.groups))]
     else:
-        trials = [(f"{n} decisions", case.compile(n)) for n in (number - 1, number)]
+        trials = [(f"with {n}", case.compile(n)) for n in (number - 1, number)]
     return _show_slow(case, trials) if found["fault"] == "slow" else _show_wrong(case, trials)
 
 

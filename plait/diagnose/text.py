@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from plait.diagnose.findings import VERSION, Findings, Judged
+from plait.report.words import count
 
 _MOST = 6  # outputs of a run that failed, fallbacks
 
@@ -16,7 +17,9 @@ def verification_text(v: Findings) -> str:
     """One line a run, what failed in the first that did, and where; at most about 25 lines."""
     words = {"PASS": "right", "WARN": "right", "FAIL": "wrong"}
     worst = max((r.status for r in v.runs), key=["PASS", "WARN", "FAIL"].index)
-    lines = [f"{v.program}: {words[worst]} in {len(v.runs)} runs of {v.graphs} graphs, by plait's verdict rule"]
+    lines = [
+        f"{v.program}: {words[worst]} in {count(len(v.runs), 'run')} of {count(v.graphs, 'graph')}, by plait's verdict rule"
+    ]
     lines.append(
         f"{'values':24s} {'verdict':8s} {'by value':>12s} {'by place':>9s}  largest error of it and of eager (RMS)"
     )
