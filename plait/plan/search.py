@@ -177,6 +177,8 @@ class _Search:
             # the first that does not fit to those before it
             at = next((k for k, (_, part) in enumerate(grown) if k and why_not(self.laws, part) is not None), -1)
             raise refused(self.setting.graph, forced.region, reason, [n for n, _ in grown[at - 1 :][:2]])
+        if not self.granted(list(forced.nodes)):
+            return
         first = forced.nodes[0]
         for n, _ in grown[1:]:
             a, b = self.part_of[first], self.part_of[n]

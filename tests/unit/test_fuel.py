@@ -10,6 +10,7 @@ import torch
 from tile_run import run_compiled
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import plait
 from plait.compiler import Compiled, all_levels
 from plait.frontend.fx_import import import_fx
 from plait.ir.fuel import Taken, is_limited, limited, take
@@ -17,6 +18,7 @@ from plait.options import Options
 from plait.oracle.compare import compare
 from plait.plan.device import SPECS
 from plait.plan.reasons import Why
+from plait.runtime import report
 
 ALL = 1 << 20
 
@@ -97,3 +99,20 @@ def test_without_a_tank_nothing_is_counted_nor_worded() -> None:
     assert take("merge", "plan", words)
     with limited(0):
         assert not take("merge", "plan", words)
+
+
+def test_what_the_user_wants_in_one_kernel_is_a_decision_too() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with plait.fuse("both"):
+            rows, columns = x.sum(1), x.sum(0)
+        return rows[:, None] * columns
+
+    x = torch.randn(64, 64)
+    kernels = []
+    for fuel in (0, None):
+        torch._dynamo.reset()
+        got = plait.compile(program, strict=True, fuel=fuel)(x)
+        assert compare(got, program(x), program(x.double())).status != "FAIL"
+        kernels.append(report.last().details["compiled"].plan)
+    apart, together = (sum(len({n.op for n in g.nodes} & {"sum"}) > 0 for g in p.kernels()) for p in kernels)
+    assert apart > together
