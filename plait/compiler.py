@@ -74,7 +74,8 @@ def compile_graph(
         with telling(kind):
             compiled = all_levels(graph, spec, options)
         report.compiled(compiled)
-        script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
+        layouts, cuda = Layouts(compiled.graph), spec.kind == "cuda"
+        script = link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)
         report.current().details |= {"script": script, "fuel": tank}
         made = assemble(gm, compiled, script, options)
     report_strides(compiled.graph)

@@ -1,4 +1,5 @@
-"""Kernels over rows that lie apart, run by Triton's interpreter with NaN between the rows and judged by float64.
+"""Kernels over rows that lie apart, run by Triton's interpreter with NaN between the rows and judged by float64. Results are
+written over what nobody needs any more.
 
 As a program (TRITON_INTERPRET=1) it runs every case and prints one JSON line each: {"case": name, "error": text or ""}.
 """
@@ -31,6 +32,7 @@ from plait.plan.device import SPECS
 from plait.plan.layout import Layouts
 from plait.runtime import tensors
 from plait.runtime.assemble import assemble
+from plait.runtime.guarded import boxed
 from plait.runtime.link import link
 from tests.triton_training import OPTIONS, report
 
@@ -74,6 +76,8 @@ PLANNED = {
     if (name in ("loss", "sums", "between") if opened else name == "loss") or (dtype == "bfloat16" and not opened)
 }
 CASES = tuple(PLANNED)
+FORGOTTEN: list[bool] = []  # whether memory was written over, where that was asked
+_is_forgotten = tensors.is_forgotten
 
 
 def noting(seen: list[int]) -> Any:
@@ -83,11 +87,11 @@ def noting(seen: list[int]) -> Any:
         whole = all_levels(import_fx(graph, example), SPECS["h200"], OPTIONS)
         texts = [emit_triton([p.program for p in launch.parts], "k").text for launch in whole.launches if launch.parts]
         seen.append(sum(len(_BOUNDED.findall(t)) for t in texts))
-        script = link(whole.graph, whole.plan.reading, whole.launches, Layouts(whole.graph))
+        script = link(whole.graph, whole.plan.reading, whole.launches, Layouts(whole.graph), overwrite=True)
         with unset_fake_temporarily():
             made = assemble(graph, whole, script, OPTIONS)
         report_strides(whole.graph)
-        return made
+        return boxed(made)
 
     return one
 
@@ -106,13 +110,27 @@ def run(name: str) -> str:
     x, w = torch.randn(ROWS, DEPTH), torch.randn(WORDS, DEPTH) / DEPTH**0.5
     y = torch.randint(0, WORDS, (ROWS,))
 
-    def step(f: Any, to: torch.dtype) -> tuple[Tensor, ...]:
+    def step(f: Any, to: torch.dtype, twice: bool = False) -> tuple[Tensor, ...]:
         a, b = (t.to(getattr(torch, dtype)).to(to).requires_grad_() for t in (x, w))
         found = f(a, b, y)
-        return found.detach(), *torch.autograd.grad(found, (a, b))
+        if twice:
+            torch.autograd.grad(found, (a, b), retain_graph=True)
+        seen = len(FORGOTTEN)
+        out = found.detach(), *torch.autograd.grad(found, (a, b))
+        del FORGOTTEN[seen if twice else len(FORGOTTEN) :]
+        return out
 
     own = getattr(torch, dtype)
-    got = step(torch.compile(fn, backend=backend, dynamic=False), own)
+    compiled = torch.compile(fn, backend=backend, dynamic=False)
+    FORGOTTEN.clear()
+    got = step(compiled, own)
+    own_logits = name.startswith("loss") and name.endswith("closed")
+    if own_logits and FORGOTTEN != [True]:
+        return f"the gradient of the logits is not written over the logits: {FORGOTTEN}"
+    FORGOTTEN.clear()
+    again = step(compiled, own, True)
+    if not all(map(torch.equal, got, again)) or (own_logits and FORGOTTEN != [False]):
+        return f"what a second backward needs is written over: {FORGOTTEN}"
     if len(seen) != 2 or not sum(seen):
         return f"accesses that run into gaps: {seen}"
     for a, b, c in zip(got, step(fn, own), step(fn, torch.float64), strict=True):
@@ -122,10 +140,17 @@ def run(name: str) -> str:
     return ""
 
 
+def _noted(slots: Any, slot: int) -> bool:
+    FORGOTTEN.append(_is_forgotten(slots, slot))
+    return FORGOTTEN[-1]
+
+
 def _with_nan(empty: Any, shape: Any, strides: Any, dtype: torch.dtype, elems: int) -> Tensor:
     return tensors.view(empty((elems,), (1,), dtype).fill_(torch.nan), shape, strides, 0)
 
 
 if __name__ == "__main__":
     tensors.roomy = _with_nan
+    tensors.is_forgotten = _noted
+    tensors.references = lambda x: 1  # the interpreter asks for every UntypedStorage, which is counted for ever
     report(sys.argv[1:] or CASES, run)

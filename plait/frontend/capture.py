@@ -18,7 +18,7 @@ from torch import fx
 
 from plait.frontend.fx_nodes import is_view, last_placeholder
 from plait.frontend.marks import EQUALITY, keep
-from plait.frontend.saved import mark_private
+from plait.frontend.saved import keep_saved, mark_private
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # (graph module, its example inputs, "inference" | "forward" | "backward") -> a boxed callable
@@ -40,7 +40,12 @@ def capture(
     from torch._dynamo.backends.common import aot_autograd
 
     def of_kind(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Boxed]:
-        return lambda graph, inputs: compile_one(graph, inputs, kind)
+        def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            if kind == "forward":
+                keep_saved()
+            return compile_one(graph, inputs, kind)
+
+        return compiled
 
     traced = aot_autograd(
         fw_compiler=of_kind("forward"),

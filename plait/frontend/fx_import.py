@@ -21,7 +21,7 @@ from plait.frontend.context import LOWERINGS, Context, Tensor, to_dtype, whole
 from plait.frontend.externs import Attr, extern_maker, load_tables, operand_read
 from plait.frontend.layout import elementwise_strides, is_dense, overlaps
 from plait.frontend.origins import origin_of
-from plait.frontend.saved import left_apart, private_results
+from plait.frontend.saved import left_apart, private_results, was_computed
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
 from plait.ir.dtype import DType
@@ -148,6 +148,7 @@ class _Importer:
         val, position = fx.meta.get("val"), self.position[fx]
         if isinstance(val, torch.Tensor):
             found = self._input(fx.name, val, position)
+            self.inputs[-1] = replace(self.inputs[-1], private=was_computed(fx))
             lies = left_apart(val, self.examples.get(fx))
             if lies is not None:
                 # the program is owed eager's strides; the memory has these

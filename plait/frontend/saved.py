@@ -17,6 +17,7 @@ from plait.frontend.fx_nodes import is_view
 from plait.ir.graph import Graph
 
 _PRIVATE = "plait_private"  # on a forward's output node: names of the results that only the backward reads
+_COMPUTED = "plait_computed"  # on a backward's placeholder: such a result, which is no argument of the user's
 
 
 def mark_private(forward: fx.Graph, backward: fx.Graph, num_fwd_outputs: int) -> None:
@@ -32,6 +33,21 @@ def mark_private(forward: fx.Graph, backward: fx.Graph, num_fwd_outputs: int) ->
         for n in results[num_fwd_outputs:]
         if isinstance(n, fx.Node) and n not in shown and n.name in readers and not _bares_memory(readers[n.name])
     )
+    for n in forward.nodes:
+        if n.name in output.meta[_PRIVATE] and not _shows_argument(n):
+            readers[n.name].meta[_COMPUTED] = True
+
+
+def was_computed(placeholder: fx.Node) -> bool:
+    """Whether an argument of a backward is a value that its forward computed and showed to nobody else."""
+    return bool(placeholder.meta.get(_COMPUTED))
+
+
+def _shows_argument(node: fx.Node) -> bool:
+    """An argument, or a view of one."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node.op != "call_function"
 
 
 def _bares_memory(node: fx.Node) -> bool:
@@ -81,6 +97,14 @@ def _strides_wanted(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[int, tu
         for k, (n, example) in enumerate(zip(placeholders, examples, strict=False))
         if "val" in n.meta and left_apart(n.meta["val"], example) is not None
     }
+
+
+def keep_saved() -> None:
+    """Let a backward be run again (retain_graph). AOT autograd takes it that a backward writes over what was saved, and refuses
+    a second run; ours asks at run time whether anybody else holds what it would write over."""
+    meta = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    if meta is not None and hasattr(meta, "bw_donated_idxs"):
+        meta.bw_donated_idxs = []
 
 
 def report_strides(graph: Graph) -> None:

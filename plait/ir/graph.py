@@ -136,6 +136,7 @@ class Input:
     position: int
     layout: Layout | None
     device: str = "cpu"
+    private: bool = False  # a value that a forward of ours computed and left for this graph alone
 
 
 @dataclass(frozen=True, slots=True)

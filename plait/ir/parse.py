@@ -362,8 +362,9 @@ class _Reader:
             strides = line.shape()
             line.expect("offset")
             layout = Layout(strides, line.expr())
+        private = bool(line.accept("private"))
         line.expect("on")
-        self.inputs.append(Input(self._above(), position, layout, line.string()))
+        self.inputs.append(Input(self._above(), position, layout, line.string(), private))
 
     def _on_layout(self, line: Line) -> None:
         table = self.g.padded if line.accept("padded") else self.g.layouts

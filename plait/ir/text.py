@@ -105,6 +105,8 @@ def _input(i: Input) -> str:
     where = f"argument {i.position}"
     if i.layout is not None:
         where += f" strides {_shape(i.layout.strides)} offset {print_expr(i.layout.offset)}"
+    if i.private:
+        where += " private"
     return f"{where} on {_string(i.device)}"
 
 

@@ -15,7 +15,10 @@ def peak_bytes(compiled: Compiled, script: Script) -> float:
     held: dict[int, float] = {}
     most = 0.0
     for step in script.steps:
-        if isinstance(step, AllocStep):
+        if isinstance(step, AllocStep) and step.reuse is not None:
+            # an argument's memory is not the graph's
+            held[step.slot] = held.pop(step.reuse, 0.0)
+        elif isinstance(step, AllocStep):
             held[step.slot] = size_at_hints(graph, step.shape) * step.dtype.nbytes
         elif isinstance(step, ExternStep):
             outs = next(calls).attr("outs")

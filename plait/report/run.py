@@ -218,7 +218,8 @@ class _Watch:
         with telling(kind):
             compiled = all_levels(graph, spec, self.options)
         report.compiled(compiled)
-        script = link(compiled.graph, compiled.plan.reading, compiled.launches, Layouts(compiled.graph))
+        layouts, cuda = Layouts(compiled.graph), compiled.spec.kind == "cuda"
+        script = link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)
         seen.record.details["script"] = script
         seen.measured = _on_cpu(compiled, self.options) if spec.kind == "cpu" else _on_card(compiled)
         forward: Callable[..., Any] = gm.forward

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.errors import InternalError
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Output, Read, Shape
 from plait.ir.names import places
 from plait.plan.inline import Reading
-from plait.plan.layout import Layouts, Strided, same_strides
+from plait.plan.layout import Layouts, Strided, is_product, same_strides
 from plait.plan.plan import Group
 from plait.plan.reinplace import in_place
 from plait.runtime.steps import (
@@ -33,6 +34,7 @@ from plait.runtime.steps import (
     ViewOut,
 )
 from plait.tile.lower import Lowered
+from plait.tile.overwrite import overwritable
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,14 @@ class Launch:
     name: str = ""
 
 
-def link(graph: Graph, reading: Reading, launches: Sequence[Launch], layouts: Layouts) -> Script:
-    """The script of a planned graph."""
-    return _Linker(graph, reading, layouts).run(launches)
+def link(
+    graph: Graph, reading: Reading, launches: Sequence[Launch], layouts: Layouts, overwrite: bool = False
+) -> Script:
+    """The script of a planned graph. `overwrite`: results may be written over operands that nobody needs any more, by
+    kernels whose code does not count on memory of its own."""
+    linker = _Linker(graph, reading, layouts)
+    script = linker.run(launches)
+    return replace(script, steps=tuple(linker.overwriting(script))) if overwrite else script
 
 
 class _Linker:
@@ -57,6 +64,7 @@ class _Linker:
         self.steps: list[Step] = []
         self.handed_out: set[int] = set()
         self.arguments = {i.node for i in graph.inputs}
+        self.replaces: dict[int, list[int]] = {}  # a kernel's result -> operands in whose place it may be written
 
     def run(self, launches: Sequence[Launch]) -> Script:
         inputs = tuple(self.bind(i.node, i.position, i.layout is None) for i in self.graph.inputs)
@@ -119,6 +127,9 @@ class _Linker:
                 strides = self.layouts.strides(n)
                 self.steps.append(AllocStep(self.new_slot(n), n.shape, strides, n.dtype, self.graph.device))
         buffers = tuple(self.slot(n) for part in launch.parts for n in part.tensors)
+        for part in launch.parts:
+            for out, read in overwritable(part.program):
+                self.replaces.setdefault(self.slot(part.tensors[out]), []).append(self.slot(part.tensors[read]))
         symbols = tuple(e for part in launch.parts for e in part.program.numbers)
         messages = tuple(part.program.messages for part in launch.parts)
         nodes = self.reading.with_inline(n for g in launch.groups for n in g.nodes)
@@ -216,6 +227,33 @@ class _Linker:
             out.append(step)
             out.extend(FreeStep(s) for s in dict.fromkeys(_slots(step)) if last[s] == k and s not in kept)
         return out
+
+    def overwriting(self, script: Script) -> list[Step]:
+        """The steps, with results in the place of operands that die where they are made: values of the graph's own."""
+        own = {s.slot for s in script.steps if isinstance(s, AllocStep)}
+        own |= {self.slot_of[n] for n in self.slot_of if is_product(n)}
+        own |= {self.slot_of[i.node] for i in self.graph.inputs if i.private}
+        taken: dict[int, tuple[int, int]] = {}
+        for k, step in enumerate(script.steps):
+            if not isinstance(step, KernelStep):
+                continue
+            dying = {s.slot for s in itertools.takewhile(_is_free, script.steps[k + 1 :]) if isinstance(s, FreeStep)}
+            for s in step.buffers:
+                free = dying & own - {old for old, _ in taken.values()}
+                for old in self.replaces.get(s, ()):
+                    if old in free and step.buffers.count(old) == 1:
+                        taken[s] = old, step.kernel
+                        break
+        return [
+            replace(s, reuse=taken[s.slot][0], kernel=taken[s.slot][1])
+            if isinstance(s, AllocStep) and s.slot in taken
+            else s
+            for s in script.steps
+        ]
+
+
+def _is_free(step: Step) -> bool:
+    return isinstance(step, FreeStep)
 
 
 def _expected(n: Node) -> tuple[tuple[Shape, Shape] | None, ...]:

@@ -34,7 +34,8 @@ class InputSlot:
 
 @dataclass(frozen=True, slots=True)
 class AllocStep:
-    """Memory for `slot`. With `reuse` the memory of that dead slot of equal or greater size is taken over (same device)."""
+    """Memory for `slot`. With `reuse` it is the memory of that slot, of the same size, type and device, if nobody else refers
+    to it: kernel number `kernel` reads it for the last time, each element before it writes the one in its place."""
 
     slot: int
     shape: Exprs
@@ -42,6 +43,7 @@ class AllocStep:
     dtype: DType
     device: str
     reuse: int | None = None
+    kernel: int = -1
 
 
 @dataclass(frozen=True, slots=True)

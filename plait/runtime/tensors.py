@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,25 @@ def _has(x: torch.Tensor, elems: int) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def is_forgotten(slots: list[Any], slot: int) -> bool:
+    """Whether nothing but the slot refers to its tensor, and nothing but that tensor to its memory."""
+    held: torch.Tensor = slots[slot]
+    if references is None or not _COUNTED or sys.getrefcount(held) != _KNOWN:
+        return False
+    return held._use_count() == 1 and references(held) == 1  # type: ignore[attr-defined]
+
+
+def _known() -> int:
+    """What counts as one list's reference to an object, seen from a function that gave it a name."""
+    held = [object()]
+    found = held[0]
+    return sys.getrefcount(found)
+
+
+_KNOWN = _known()
+_COUNTED = hasattr(torch.Tensor, "_use_count")  # by what is not Python: autograd, say
 
 
 def roomy(empty: Empty, shape: Ints, strides: Ints, dtype: torch.dtype, elems: int) -> torch.Tensor:

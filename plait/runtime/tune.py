@@ -1,7 +1,8 @@
 """Choose by measurement: a kernel built under several schedules keeps the one that is fastest on the real tensors.
 
 At the first launch each variant runs a few times on the call's own buffers (kernels only write results, so running them
-again changes nothing), interleaved, and the fastest median stays. The choice and all times are kept for reports.
+again changes nothing; one that writes over what it reads does so only when it `is_settled`), interleaved, and the fastest
+median stays. The choice and all times are kept for reports.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class Tuned:
                 # the default stays unless another is clearly faster
                 self.choice = best if medians[best] < 0.985 * medians[0] else 0
             return self.choice
+
+
+def is_settled(kernel: Kernel) -> bool:
+    """Whether a launch of a kernel runs it once."""
+    return not isinstance(kernel, Tuned) or kernel.choice is not None
 
 
 def _time_ms(go: Launch, slots: Slots) -> float:

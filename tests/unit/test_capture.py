@@ -294,3 +294,15 @@ def test_mutation_views_autocast_and_threads() -> None:
     for t in threads:
         t.join()
     assert not errors
+
+
+def test_a_backward_may_run_again_once_it_ran() -> None:
+    """The first compiles it, and says that nobody needs what was saved any more; a later graph is kept."""
+    torch._dynamo.reset()
+    fn = torch.compile(lambda x, w: torch.softmax(torch.tanh(x @ w), -1).square().sum(), backend="plait")
+    x, w = torch.randn(8, 6, requires_grad=True), torch.randn(6, 9, requires_grad=True)
+    (first,) = torch.autograd.grad(fn(x, w), x)
+    loss = fn(x, w)
+    (second,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (third,) = torch.autograd.grad(loss, x)
+    assert torch.equal(first, second) and torch.equal(first, third)

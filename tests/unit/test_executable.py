@@ -19,6 +19,7 @@ from plait.runtime.calls import inplace_form
 from plait.runtime.executable import Executable
 from plait.runtime.guarded import boxed
 from plait.runtime.kernel import Launch, Messages, Slots, raise_fault
+from plait.runtime.tune import Tuned
 
 N, M = ix.sym("n"), ix.sym("m")
 
@@ -44,9 +45,9 @@ def shape(*dims: Any) -> tuple[ix.Expr, ...]:
     return tuple(ix.to_expr(d) for d in dims)
 
 
-def alloc(slot: int, *dims: Any, reuse: int | None = None, dtype: DType = DType.f32) -> ex.AllocStep:
+def alloc(slot: int, *dims: Any, dtype: DType = DType.f32) -> ex.AllocStep:
     s = shape(*dims)
-    return ex.AllocStep(slot, s, contiguous_strides(s), dtype, "cpu", reuse)
+    return ex.AllocStep(slot, s, contiguous_strides(s), dtype, "cpu")
 
 
 def script(steps: Sequence[Any], returns: Sequence[Any], **fields: Any) -> ex.Script:
@@ -235,19 +236,65 @@ def test_arguments_and_dead_slots_are_released_during_the_run() -> None:
     assert seen == [True, True]
 
 
-def test_memory_of_a_dead_slot_is_taken_over() -> None:
-    where: list[int] = []
+def written_over(kernel: Any = None) -> Executable:
+    """Slot 1 is 2 * argument, then slot 2 is slot 1 plus one, in its place."""
+    double = PythonKernel(lambda x, t: t.copy_(x).mul_(2))
+    add = kernel or PythonKernel(lambda t, u: torch.add(t, 1, out=u))
     steps = [
         alloc(1, 4),
-        ex.KernelStep(0, (1,)),
-        alloc(2, 2, dtype=DType.f64, reuse=1),
-        ex.KernelStep(0, (2,)),
+        ex.KernelStep(0, (0, 1)),
+        ex.AllocStep(2, shape(2, 2), contiguous_strides(shape(2, 2)), DType.f32, "cpu", 1, 1),
+        ex.KernelStep(1, (1, 2)),
+        ex.FreeStep(1),
     ]
-    out = Executable(script(steps, [ex.SlotOut(2)]), [PythonKernel(lambda t: where.append(t.data_ptr()))])(
-        torch.ones(1)
-    )[0]
-    assert where[0] == where[1] == out.data_ptr()
-    assert (out.dtype, out.shape, out._base) == (torch.float64, (2,), None)
+    return Executable(script(steps, [ex.SlotOut(2)]), [double, add])
+
+
+def test_a_result_is_written_over_what_nobody_needs() -> None:
+    where: list[tuple[int, int]] = []
+
+    def add(t: torch.Tensor, u: torch.Tensor) -> None:
+        where.append((t.data_ptr(), u.data_ptr()))
+        u.copy_(t.view(2, 2) + 1)
+
+    (out,) = written_over(PythonKernel(add))(torch.ones(4))
+    assert torch.equal(out, torch.full((2, 2), 3.0)) and out._base is None
+    assert where == [(out.data_ptr(), out.data_ptr())]
+
+
+def test_what_somebody_holds_is_not_written_over() -> None:
+    """A tensor over the memory, or another name of the tensor."""
+    kept: list[torch.Tensor] = []
+    for keep in (lambda t: t, lambda t: t.view(2, 2), lambda t: t.detach()):
+        kept.clear()
+
+        def double(x: torch.Tensor, t: torch.Tensor) -> None:
+            kept.append(keep(t.copy_(x).mul_(2)))  # noqa: B023
+
+        run = written_over(PythonKernel(lambda t, u: u.copy_(t.view(2, 2) + 1)))
+        run.kernels[0].fn = double  # type: ignore[attr-defined]
+        (out,) = run(torch.ones(4))
+        assert torch.equal(out, torch.full((2, 2), 3.0)) and torch.equal(kept[0].flatten(), torch.full((4,), 2.0))
+
+
+def test_a_kernel_that_is_being_timed_writes_over_nothing() -> None:
+    """It runs again and again on the same values."""
+    add = PythonKernel(lambda t, u: u.copy_(t.view(2, 2) + 1))
+    tuned = Tuned([add, add], ["a", "b"])
+    run = written_over(tuned)
+    seen: list[bool] = []
+
+    def several(launches: Any, slots: Any) -> int:
+        seen.append(slots[1].data_ptr() == slots[2].data_ptr())
+        for go in (*launches, *launches):
+            go(slots)
+        tuned.choice = 1
+        return 1
+
+    tuned._choose = several  # type: ignore[method-assign]
+    assert torch.equal(run(torch.ones(4))[0], torch.full((2, 2), 3.0))
+    assert torch.equal(run(torch.ones(4))[0], torch.full((2, 2), 3.0))
+    assert seen == [False]
 
 
 @pytest.mark.parametrize(
