@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +131,18 @@ def test_counts_are_those_of_the_report(open_page: Any, report: Report) -> None:
 
 
 def test_a_click_on_a_kernel_shows_all_of_it(open_page: Any, report: Report) -> None:
-    p, k = open_page(report), _kernel(report)
+    k = _kernel(report)
+    named = replace(k, members=tuple(replace(m, regions=("my block",)) for m in k.members))
+    first = report.graphs[0]
+    kernels = tuple(named if x is k else x for x in first.kernels)
+    p = open_page(replace(report, graphs=(replace(first, kernels=kernels), *report.graphs[1:])))
     p.page.locator(f".pane[data-what=steps] .node[data-items~='{k.number}']").press("Enter")
     assert k.name in p.texts("#inspector .id")[0]
     shown = p.texts("#inspector .members li")
     assert len(shown) == len(k.members)
     for text, m in zip(shown, k.members, strict=True):
         assert m.name in text and m.line.split(" ", 1)[1] in text  # the user's source line
+        assert "region my block" in text
     p.page.click("#inspector [data-key=source]")
     assert p.page.locator("[data-source]").text_content().strip() == k.source.strip()
     p.page.click("#inspector [data-key=schedule]")
@@ -331,8 +336,6 @@ def test_a_long_program_is_ready_soon(open_page: Any, report: Report) -> None:
 
 
 def test_a_program_that_computes_nothing(open_page: Any, report: Report) -> None:
-    from dataclasses import replace
-
     from plait.report.facts import Totals
 
     p = open_page(replace(report, graphs=(), totals=Totals()))

@@ -157,7 +157,12 @@ function membersPanel(step, operator) {
       el(
         "p",
         {},
-        [place, m.module, m.parts.length && m.parts.join() !== m.name ? `as ${m.parts.join(", ")}` : ""]
+        [
+          place,
+          m.module,
+          ...m.regions.map((r) => `region ${r}`),
+          m.parts.length && m.parts.join() !== m.name ? `as ${m.parts.join(", ")}` : "",
+        ]
           .filter(Boolean)
           .join(" · "),
       ),

@@ -55,7 +55,7 @@ const MEASURES = {
 };
 
 function textOf(item) {
-  const module = (m) => [m.name, m.aten, m.line, m.module];
+  const module = (m) => [m.name, m.aten, m.line, m.module, ...(m.regions ?? [])];
   const parts = item.kernel
     ? [item.title, item.kernel.name, ...item.kernel.members.flatMap(module)]
     : module(item.operator);
