@@ -5,6 +5,7 @@ The interpreter has no libdevice; importing this module puts torch's functions i
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,14 @@ def _fused(self: Any, x: Any, y: Any, z: Any) -> Any:
     return TensorHandle(out.astype(x.data.dtype), x.dtype.scalar)
 
 
+def _assembly(self: Any, text: str, constraints: str, values: Any, kinds: Any, is_pure: bool, pack: int) -> Any:
+    """The one instruction that is emitted by name."""
+    assert text == "rcp.approx.ftz.f32 $0, $1;", text
+    (x,) = values
+    out = TensorHandle((np.float32(1) / x.data).astype(np.float32), x.dtype.scalar)
+    return types.SimpleNamespace(get_result=lambda i: out)
+
+
 def _product(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
     """A matrix product of what the operands stand for, added up in the accumulator's type; the interpreter's own
     multiplies the bits of bf16."""
@@ -76,6 +85,7 @@ interpreter._patch_lang_tensor = _patch_tensor_and_index
 interpreter._convert_float = _convert_as_hardware
 interpreter.InterpreterBuilder.create_dot = _product
 interpreter.InterpreterBuilder.create_fma = _fused
+interpreter.InterpreterBuilder.create_inline_asm = _assembly
 
 
 def _by_torch(name: str) -> Any:

@@ -35,6 +35,7 @@ _KNOWN = frozenset(
         "fma",
         "floor",
         "full",
+        "inline_asm_elementwise",
         "log",
         "log2",
         "load",

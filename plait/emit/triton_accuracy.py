@@ -179,6 +179,8 @@ class Accuracy:
             return self._is_maximum(d.args[0])
         if isinstance(d, Let) and d.op in ("mul", "div"):  # x * c - c * max x, c > 0
             return (self.constant(d.args[1]) or 0) > 0 and self._is_maximum(d.args[0])
+        if isinstance(d, Let) and d.op == "add":  # what a cap adds
+            return bool(dict(d.attrs).get("cap")) and self._is_maximum(d.args[0])
         return isinstance(d, Reduce) and d.monoid == "max"
 
     @property

@@ -216,6 +216,8 @@ def _arithmetic(op: str, args: list[float]) -> float | None:
         return args[0] if args[0] == 0 or math.isinf(args[0]) else None
     if op in ("exp", "exp2"):
         return 0.0 if args[0] == -math.inf else None
+    if op == "add":
+        return sum(args) if math.isinf(sum(args)) else None
     if op == "mul" or (op == "div" and args[1] != 0):
         out = args[0] * args[1] if op == "mul" else args[0] / args[1]
         return out if out == 0 or math.isinf(out) else None

@@ -84,6 +84,11 @@ def _tanh_absolute(x, c):
     # tanh(y) = 1 - 2 / (exp(2 y) + 1), c = 2 log2(e) y / x; where the power overflows, the quotient is 0
     return tl.fma(libdevice.fast_dividef(1.0, tl.exp2(x * c) + 1.0), -2.0, 1.0)
 
+def _tanh_rest(x, c):
+    # -1 / (exp(2 y) + 1), c as above; the reciprocal of the hardware, which alone flushes nothing that matters here
+    d = tl.exp2(x * c) * -1.0 - 1.0
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+
 def _rsqrt(x):
     # the hardware instruction flushes subnormal arguments to zero
     tiny = x < 1.1754943508222875e-38

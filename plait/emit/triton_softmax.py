@@ -23,10 +23,11 @@ _LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Scale:
-    """ "mul" or "div", and by which constant."""
+    """ "mul" or "div", and by which constant; and what a cap adds to that."""
 
     op: str
     constant: float
+    shift: float = 0.0
 
     @property
     def factor(self) -> float:
@@ -59,6 +60,22 @@ def scaled(defs: Defs, k: int) -> tuple[int, Scale] | None:
     return None
 
 
+def linear(defs: Defs, k: int) -> tuple[int, Scale] | None:
+    """(x, scale) likewise, through all that the parts of a cap (`_LateScale.capped`) are scaled and shifted by."""
+    d = defs.get(k)
+    is_cap = isinstance(d, Let) and bool(dict(d.attrs).get("cap"))
+    found = scaled(defs, d.args[0] if isinstance(d, Let) and is_cap else k)
+    if found is None:
+        return None
+    x, c = found
+    if isinstance(d, Let) and is_cap:
+        return x, Scale("mul", c.factor, constant(defs, d.args[1]) or 0.0)
+    inner = linear(defs, x)
+    if inner is None or not inner[1].shift:
+        return found
+    return inner[0], Scale("mul", inner[1].factor * c.factor, inner[1].shift * c.factor)
+
+
 class _LateScale:
     """Moves multiplications by constants behind masks and maxima."""
 
@@ -74,8 +91,21 @@ class _LateScale:
 
     def times(self, s: Let | Reduce, x: int, c: Scale) -> list[Stmt]:
         """s.out = x * c."""
-        const = Let(self.fresh(), "const", (), s.dtype, (), (("dtype", s.dtype), ("value", c.constant)))
-        return [const, Let(s.out, c.op, (x, const.out), s.dtype, s.span)]
+        const = self.number(c.constant, s.dtype)
+        if not c.shift:
+            return [const, Let(s.out, c.op, (x, const.out), s.dtype, s.span)]
+        shift, product = self.number(c.shift, s.dtype), Let(self.fresh(), c.op, (x, const.out), s.dtype, s.span)
+        return [const, product, shift, Let(s.out, "add", (product.out, shift.out), s.dtype, s.span, (("cap", True),))]
+
+    def number(self, value: float, dtype: DType) -> Let:
+        """A constant."""
+        return Let(self.fresh(), "const", (), dtype, (), (("dtype", dtype), ("value", value)))
+
+    def capped(self, s: Let) -> list[Stmt]:
+        """tanh(y) = 1 + 2 r with r = -1 / (exp(2 y) + 1): what scales and shifts r comes behind masks and maxima, and into the
+        exponent, so that a point costs r alone."""
+        rest = Let(self.fresh(), "tanh", s.args, s.dtype, s.span, (("rest", True),))
+        return [rest, *self.times(s, rest.out, Scale("mul", 2.0, 1.0))]
 
     def visit(self, body: tuple[Stmt, ...], open_dims: frozenset[int] = frozenset()) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
@@ -99,15 +129,17 @@ class _LateScale:
         return tuple(out)
 
     def statement(self, s: Stmt) -> list[Stmt]:
+        if isinstance(s, Let) and self.accuracy.shifts_exponents(s):
+            return self.capped(s)
         if isinstance(s, Let) and s.op == "where" and s.dtype is DType.f32:
-            factors, other = scaled(self.defs, s.args[1]), constant(self.defs, s.args[2])
+            factors, other = linear(self.defs, s.args[1]), constant(self.defs, s.args[2])
             if factors is not None and other is not None and math.isinf(other):
                 u = Let(self.fresh(), "where", (s.args[0], factors[0], s.args[2]), s.dtype, s.span)
                 return [u, *self.times(s, u.out, factors[1])]
         if (shifted := self.shifted(s)) is not None:
             return shifted
         if isinstance(s, Reduce) and s.monoid == "max" and s.out in self.read:
-            factors = scaled(self.defs, s.arg)
+            factors = linear(self.defs, s.arg)
             if factors is not None:
                 new = replace(s, out=self.fresh(), arg=factors[0])
                 self.moved[s.out] = (new, factors[1])
@@ -133,7 +165,7 @@ class _LateScale:
             if d.dtype is not DType.f32 or len(self.span(y)) >= len(s.span):
                 continue
             c = factors[1]
-            const = Let(self.fresh(), "const", (), s.dtype, (), (("dtype", s.dtype), ("value", 1 / c.factor)))
+            const = self.number(1 / c.factor, s.dtype)
             less = Let(self.fresh(), "mul", (y, const.out), s.dtype, self.span(y))
             product = Let(self.fresh(), "mul", (less.out, z), s.dtype, d.span)
             args = tuple(factors[0] if a == k else product.out for a in s.args)
@@ -168,22 +200,23 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
     axes, base = indexer.locals[s.args[0]].axes, indexer.locals[b]
     if base.axes == axes or not from_product(x, defs):
         return None
-    factor = _LOG2E
-    factors = scaled(defs, x)
+    factor, shift = _LOG2E, 0.0
+    factors = linear(defs, x)
     if factors is not None:
-        x, factor = factors[0], factors[1].factor * _LOG2E
+        x, factor, shift = factors[0], factors[1].factor * _LOG2E, factors[1].shift * _LOG2E
     name = f"v{s.out}_b"
     text = f"tl.exp2(tl.fma({indexer.operand(x, axes)}, {factor!r}, {indexer.widen(name, base.axes, axes)}))"
-    return [f"{name} = {base.text} * {-_LOG2E!r}"], text
+    return [f"{name} = {base.text} * {-_LOG2E!r}" + (f" + {shift!r}" if shift else "")], text
 
 
 def tanh_absolutely(s: Let, defs: Defs, indexer: Indexer) -> str:
-    """Text of tanh(x) with an absolute error of a few 2^-24; constants that x is multiplied with go into the exponent."""
+    """Text of tanh(x), or of what a cap leaves of it, with an absolute error of a few 2^-24; constants that x is multiplied with go into the exponent."""
     x, factor = s.args[0], 2 * _LOG2E
     axes = indexer.locals[x].axes
     while (found := scaled(defs, x)) is not None and indexer.locals[found[0]].axes == axes:
         x, factor = found[0], factor * found[1].factor
-    return f"_tanh_absolute({indexer.operand(x, axes)}, {factor!r})"
+    name = "_tanh_rest" if dict(s.attrs).get("rest") else "_tanh_absolute"
+    return f"{name}({indexer.operand(x, axes)}, {factor!r})"
 
 
 def contracted(s: Let, axes: Axes, defs: Defs, indexer: Indexer) -> str | None:
@@ -222,7 +255,7 @@ def from_product(k: int, defs: Defs) -> bool:
 def _carried_maximum(k: int, defs: Defs, op: str) -> int | None:
     """The carried maximum of which local k is the value so far ("running") or before this step ("before")."""
     d = defs.get(k)
-    factors = scaled(defs, k)
+    factors = linear(defs, k)
     if factors is not None:
         return _carried_maximum(factors[0], defs, op)
     if isinstance(d, Let) and d.op == op:

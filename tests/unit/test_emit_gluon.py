@@ -72,7 +72,10 @@ def test_a_bias_by_distance_is_one_multiply_add_a_point_and_scales_with_the_scor
 
 def test_caps_take_the_hardwares_power_only_where_exponents_take_them() -> None:
     assert "libdevice.tanh" not in source("softcap").text
-    assert "_tanh_absolute(scores, " in source("softcap").text
+    tile = function(source("softcap").text, "whole_tile")
+    assert "_tanh_rest(scores, " in tile
+    # what scales and shifts it is in the exponent, and with the maxima of rows
+    assert re.search(r"gl.fma\(v\d+, [\d.]+, v\d+_b\[:, None\]\)", tile) and "+ 30.0" not in tile
 
 
 def test_tanh_that_is_a_factor_itself_is_relatively_near(monkeypatch: pytest.MonkeyPatch) -> None:
