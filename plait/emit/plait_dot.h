@@ -161,6 +161,23 @@ inline Total along(const T* x, int64_t n) {
 
 // ---------------------------------------------------------------- the innermost block
 
+// One point of the summed dim: a row of MR elements times one of NV vectors.
+template <class T, int MR, int NV>
+PLAIT_INLINE PLAIT_CONTRACT inline void dot_point(
+    typename VectorOf<T, VECTOR>::type (&sum)[MR][NV], const T* a, int64_t row, const T* b) {
+    PLAIT_CONTRACT_HERE
+    using V = typename VectorOf<T, VECTOR>::type;
+    V x[NV];
+#pragma GCC unroll 2
+    for (int j = 0; j < NV; ++j) x[j] = *reinterpret_cast<const V*>(b + j * (VECTOR / int64_t(sizeof(T))));
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+        const T y = a[i * row];
+#pragma GCC unroll 2
+        for (int j = 0; j < NV; ++j) sum[i][j] += y * x[j];
+    }
+}
+
 // MR rows by NV vectors of C, set or (ADD) added to.
 template <class T, int MR, int NV>
 __attribute__((noinline)) PLAIT_CONTRACT void dot_block(
@@ -171,19 +188,13 @@ __attribute__((noinline)) PLAIT_CONTRACT void dot_block(
     V sum[MR][NV];
     for (int i = 0; i < MR; ++i)
         for (int j = 0; j < NV; ++j) sum[i][j] = V{};
-    for (int64_t at = 0; at < k; ++at) {
-        V x[NV];
-#pragma GCC unroll 2
-        for (int j = 0; j < NV; ++j) x[j] = *reinterpret_cast<const V*>(b + j * w);
-#pragma GCC unroll 16
-        for (int i = 0; i < MR; ++i) {
-            const T y = a[i * row];
-#pragma GCC unroll 2
-            for (int j = 0; j < NV; ++j) sum[i][j] += y * x[j];
-        }
-        a += col;
-        b += b_row;
-    }
+    // rounds of several steps: the processor foresees the end of a loop of few
+    constexpr int64_t steps = 4;
+    int64_t at = 0;
+    for (; at + steps <= k; at += steps)
+#pragma GCC unroll 4
+        for (int64_t s = 0; s < steps; ++s, a += col, b += b_row) dot_point<T, MR, NV>(sum, a, row, b);
+    for (; at < k; ++at, a += col, b += b_row) dot_point<T, MR, NV>(sum, a, row, b);
     if (add) {
 #pragma GCC unroll 16
         for (int i = 0; i < MR; ++i)
