@@ -18,7 +18,7 @@ from plait.plan.device import DeviceSpec
 TILE = 128  # points of an axis that a block takes,
 WIDE = 256  # and of the columns of a persistent product that is alone
 WIDEST = 256  # points of an axis that a block may hold whole
-OWN = {"cuda": 0.8, "cpu": 0.95}  # of the vendor's throughput is what generated products reach,
+OWN = {"cuda": 0.8, "cpu": 1.0}  # of the vendor's throughput is what generated products reach,
 # and those of 16-bit factors that are alone, where tiles come through descriptors (on an H200, persistent: four shapes, 0.89 to
 # 1.2; a row of logits that only a loss reads: 0.97)
 WALKED = 1.0

@@ -296,7 +296,9 @@ def _cpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
     # beside a stream several tiles of rows x stream are alive at once
     wide = 128 if found.stream else _NARROW if _is_read_alone(flat, found, hint) else 256
     few = _is_few(flat, found, hint)
-    for dims, most in ((found.rows, 128), (found.columns, wide)):
+    # each tile packs the other factor for itself: tall ones do it less often
+    tall = 128 if found.stream else 256
+    for dims, most in ((found.rows, tall), (found.columns, wide)):
         d = _largest(flat, dims, hint)
         if d is not None:
             tile[d] = _cut(flat.dims[d].extent, wide if few else most, hint, spec.units if few else 1)
