@@ -217,19 +217,17 @@ function zooming(svg, world, g, pane) {
   const start = () => {
     if (!pane.clientWidth) return;
     const k = all() >= LEGIBLE ? all() : Math.min(0.9, Math.max(0.78, pane.clientWidth / g.width));
+    // a small drawing begins at the top, and stays where it is dragged
+    const far = { x: Math.max(g.width, pane.clientWidth / k), y: Math.max(g.height, pane.clientHeight / k) };
+    zoom.translateExtent([
+      [-260, -160],
+      [far.x + 260, far.y + 160],
+    ]);
     const weight = (n) => (n.y < pane.clientHeight / k ? d3.sum(n.items, (i) => i.time) : 0) + 1e-9;
     const middle = d3.sum(g.nodes, (n) => n.x * weight(n)) / d3.sum(g.nodes, weight);
     const half = pane.clientWidth / k / 2;
     const x = g.width <= 2 * half ? g.width / 2 : Math.min(Math.max(middle, half), g.width - half);
-    svg.call(
-      zoom.transform,
-      d3.zoomIdentity
-        .translate(
-          pane.clientWidth / 2 - x * k,
-          g.height * k < pane.clientHeight ? (pane.clientHeight - g.height * k) / 2 : 8,
-        )
-        .scale(k),
-    );
+    svg.call(zoom.transform, d3.zoomIdentity.translate(pane.clientWidth / 2 - x * k, 8).scale(k));
   };
   const show = (n) => {
     const t = d3.zoomTransform(svg.node());

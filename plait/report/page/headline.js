@@ -54,7 +54,7 @@ function tiles(t) {
     tile(
       "Not fused",
       null,
-      countText(facts.refusals.length, "kind"),
+      facts.refusals.length ? countText(facts.refusals.length, "kind") : "nothing",
       countText(
         d3.sum(graphs, (g) => g.facts.refusals.length),
         "pair",
