@@ -19,14 +19,17 @@ from plait.ir.index import Expr
 Size = Expr | int
 
 
-def moments(ctx: Context, v: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+def moments(ctx: Context, v: Tensor, dims: Sequence[int], infinite: bool = False) -> tuple[Tensor, Tensor]:
     """(mean, variance with divisor n), dimensions kept. Both come from the deviations off a first mean: the second pass
-    corrects its rounding error, and cancellation in the variance is of that error's size only."""
+    corrects its rounding error, and cancellation in the variance is of that error's size only. `infinite`: the mean of
+    values with an infinity among them is one, as where eager divides a sum; where it updates a mean as it goes, NaN."""
     first = mean_of(ctx, v, dims, keepdim=True)
     gap = ctx.map("sub", v, first)
     shift = mean_of(ctx, gap, dims, keepdim=True)
     square = mean_of(ctx, ctx.map("mul", gap, gap), dims, keepdim=True)
     var = ctx.map("maximum", ctx.const(0.0, v.dtype), ctx.map("sub", square, ctx.map("mul", shift, shift)))
+    if infinite:  # the deviations off an infinite mean are NaN
+        shift = ctx.map("where", ctx.map("ne", shift, shift), ctx.const(0.0, v.dtype), shift)
     return ctx.map("add", first, shift), var
 
 
@@ -280,7 +283,7 @@ def group_norm_backward(
 # ------------------------------------------------------------------------------------------------ over the batch
 def _batch_stats(ctx: Context, v: Tensor, eps: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, variance, 1 / standard deviation), by channel, shaped to broadcast against v."""
-    mean, var = moments(ctx, v, [0, *range(2, v.ndim)])
+    mean, var = moments(ctx, v, [0, *range(2, v.ndim)], infinite=ctx.device.startswith("cpu"))
     return mean, var, _rstd_over_channels(ctx, var, eps)
 
 

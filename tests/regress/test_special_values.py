@@ -37,6 +37,19 @@ def test_norm_of_constant_planes_before_a_logarithm() -> None:
     agree(fn, *planes, exact=True)
 
 
+def test_running_statistics_of_a_channel_with_an_infinity() -> None:
+    """Eager's mean of the batch is a sum over its count, so it is infinite; the variance, and means that are updated as they
+    go, are NaN."""
+
+    def fn(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
+        y = F.batch_norm(x, mean, var, training=True)
+        return y, *torch.var_mean(x, (0, 2)), F.layer_norm(x, (5,)), F.group_norm(x, 3)
+
+    x = torch.randn(4, 3, 5)
+    x[1, 1, 2], x[2, 2, 0] = INF, -INF
+    agree(fn, (x, torch.zeros(3), torch.ones(3)))
+
+
 def test_softmax_of_huge_logits_is_one_hot() -> None:
     """Scale and maximum were swapped, and the rows became NaN."""
 
