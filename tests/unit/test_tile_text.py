@@ -38,7 +38,7 @@ def test_a_dump_says_all_that_the_next_stage_needs(path: pathlib.Path, device: s
     again = parse_graph(print_graph(compiled.graph))
     assert print_graph(again) == print_graph(compiled.graph)
     assert str(plan_and_lower(again, spec, options).plan) == str(compiled.plan)
-    reading = Reading(again, lambda extents: size_at_hints(again, extents))
+    reading = Reading(again, lambda extents: size_at_hints(again, extents), spec)
     given = parse_plan(str(compiled.plan), again, spec, reading, lambda al, stored: None)
     kernels = [line for line in str(compiled.plan).splitlines() if not line.startswith("apart")]
     assert [line for line in str(given).splitlines() if not line.startswith("apart")] == kernels
