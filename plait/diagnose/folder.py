@@ -25,6 +25,7 @@ from plait.ir.fuel import Taken
 from plait.ir.text import print_graph
 from plait.runtime.repro import module_text
 
+_ELSEWHERE = "name a folder of your own with --folder"
 _RUN = '''"""The smallest program that shows it: run with one decision fewer, and with it."""
 
 import pathlib
@@ -62,7 +63,7 @@ class Progress:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"cannot write {self._path}: {error.strerror}") from error
+            raise UserError(f"cannot write {self._path}: {error.strerror}", hint=_ELSEWHERE) from error
 
 
 def signature(case: Case, decisions: Sequence[Taken], kind: str) -> str:
@@ -90,7 +91,7 @@ def write_folder(folder: Path, case: Case, trial: Trial, decisions: Sequence[Tak
             (folder / name).write_text(text, encoding="utf-8")
         _write_inputs(folder, case.inputs)
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+        raise UserError(f"cannot write {folder}: {error.strerror}", hint=_ELSEWHERE) from error
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +18,12 @@ from plait.errors import PlaitError, UserError
 from plait.oracle.compare import Verdict, compare_many, copy_of, noise_of, reference, sharing
 
 Fn = Callable[..., Any]
+_NOT_THE_USERS = (Path(torch.__file__).parent, Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave. `grads` in the order of the leaves; `args` and `buffers` after the run. `error`: what it raised."""
+    """What one run gave. `grads` in the order of the leaves; `args` and `buffers` after the run. `error`: what it raised, `where`: at the user's line."""
 
     outputs: Any = None
     grads: tuple[Any, ...] = ()
@@ -28,6 +31,7 @@ class Outcome:
     buffers: tuple[Tensor, ...] = ()
     shares: tuple[tuple[int, ...], ...] = ()
     error: str = ""
+    where: str = ""
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Program:
             except PlaitError:
                 raise
             except Exception as error:  # whatever a program raises on these values is what is compared
-                return Outcome(error=f"{type(error).__name__}: {_first_line(error)}")
+                return Outcome(error=f"{type(error).__name__}: {_first_line(error)}", where=user_frame(error) or "")
             buffers = () if self.module is None else tuple(b.detach().clone() for b in self.module.buffers())
         # a result may be a buffer of the module, which has its old contents again
         outputs, grads = pytree.tree_map(_detached, (outputs, grads))
@@ -174,6 +178,20 @@ def copies(args: Sequence[Any]) -> list[Any]:
         return made[id(x)]
 
     return list(pytree.tree_map(copy, list(args)))
+
+
+def user_frame(error: BaseException) -> str | None:
+    """The innermost line outside torch and plait."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(Path(frame.filename).is_relative_to(home) for home in _NOT_THE_USERS):
+            return f"{Path(frame.filename).name}:{frame.lineno} {frame.line or ''}".strip()
+    return None
+
+
+def raises_in_eager(error: str, where: str | None) -> UserError:
+    """What is said of a program that does not run without plait."""
+    hint = "the program must run without plait first; --debug shows the traceback"
+    return UserError(f"the program raises in eager: {error}", origin=where or None, hint=hint)
 
 
 def _wants_grad(x: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from plait.diagnose.findings import Findings, Judged
 from plait.diagnose.locate import Place, first_departure
-from plait.diagnose.program import Outcome, Program, judge
+from plait.diagnose.program import Outcome, Program, judge, raises_in_eager
 from plait.diagnose.text import verification_json, verification_text
 from plait.diagnose.values import Case, cases
 from plait.diagnose.watch import Watch
@@ -93,7 +93,7 @@ def settings(
     for args in calls:
         found = program.run(program.fn, args)
         if found.error:
-            raise UserError(f"the program raises in eager: {found.error}")
+            raise raises_in_eager(found.error, found.where)
     if given.rng == "plait" and any(program.draws(args) for args in calls):
         return replace(given, rng="eager"), ['it draws random numbers: judged with rng="eager"']
     return given, []

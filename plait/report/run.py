@@ -6,11 +6,9 @@ compiled for it where that needs no card, and the graph itself runs in eager.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from plait.api import backend_with
 from plait.compiler import Compiled, all_levels, compile_graph, imported, telling
-from plait.diagnose.program import copies
+from plait.diagnose.program import copies, raises_in_eager, user_frame
 from plait.diagnose.tap import Inside
 from plait.emit.cpp import CppKernel
 from plait.emit.triton import TritonSource, emit_triton
@@ -135,7 +133,8 @@ def _watched_call(fn: Callable[..., Any], run: Callable[..., Any], args: Sequenc
             raise inner from error
         _raise_if_eager_does(fn, args, train)
         words = f"{type(error).__name__}: {_one_line(str(error))}"
-        raise CompileError(f"eager runs the program, torch.compile does not: {words}") from error
+        hint = "--debug shows the traceback; please report it where plait is in it"
+        raise CompileError(f"eager runs the program, torch.compile does not: {words}", hint=hint) from error
 
 
 def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
@@ -170,15 +169,7 @@ def _raise_if_eager_does(fn: Callable[..., Any], args: Sequence[Any], train: boo
         _call(fn, args, train)
     except Exception as error:  # the program's own failure, whatever it is
         words = f"{type(error).__name__}: {_one_line(str(error))}"
-        raise UserError(f"the program raises in eager: {words}", origin=_user_frame(error)) from error
-
-
-def _user_frame(error: Exception) -> str | None:
-    """The innermost line outside torch and plait."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not {"torch", "plait"} & set(Path(frame.filename).parts):
-            return f"{Path(frame.filename).name}:{frame.lineno} {frame.line or ''}".strip()
-    return None
+        raise raises_in_eager(words, user_frame(error)) from error
 
 
 def _one_line(text: str) -> str:

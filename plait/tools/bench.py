@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import UserError
+from plait.tools.plain import as_json
 from plait.tools.table import number, print_table
 
 PEERS = ("eager", "inductor", "inductor-max")
@@ -57,7 +58,8 @@ class Job:
         try:
             chosen = [n for n in names if self.only is None or re.search(self.only, n)]
         except re.error as error:
-            raise UserError(f"--only {self.only!r} is no regular expression: {error}") from error
+            hint = "a name, or names with | between them"
+            raise UserError(f"--only {self.only!r} is no regular expression: {error}", hint=hint) from error
         if not chosen:
             raise UserError(f"--only {self.only!r} matches no workload of {self.suite}", hint=", ".join(names))
         return chosen
@@ -65,6 +67,8 @@ class Job:
 
 def run(job: Job) -> int:
     """Measure; 0 when every workload was measured and right, 1 when one failed, 130 after Ctrl-C (rows so far are kept)."""
+    if job.json_path:
+        _make_folder(job.json_path)
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": {},
@@ -126,7 +130,8 @@ def _rows(job: Job, names: list[str], result: dict[str, Any]) -> Iterator[dict[s
         finally:
             worker.close()
         if left and current is None and worker.returncode != 3:
-            raise UserError(f"the measuring process ended with {worker.returncode}: {worker.last_words()}")
+            words = f"the measuring process ended with {worker.returncode}: {worker.last_words()}"
+            raise UserError(words, hint="plait doctor")
         if current is not None:
             left.remove(current)
             yield {
@@ -206,10 +211,22 @@ class _Worker:
 def write_json(path: str, result: dict[str, Any]) -> None:
     """Replace the file in one step, so that a run that is stopped leaves a whole one."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(target)
+    try:
+        temporary.write_text(as_json("bench", result) + "\n")
+        temporary.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", hint="name a file in a folder of your own") from error
+
+
+def _make_folder(path: str) -> None:
+    """Raises UserError, before anything is measured, where there is no folder for a file and none can be made."""
+    folder = Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "name a file in a folder of your own"
+        raise UserError(f"cannot write {path}: {folder}: {error.strerror}", hint=hint) from error
 
 
 def _commit() -> str:
@@ -245,7 +262,8 @@ def show(path: str, markdown: bool) -> int:
         result = json.loads(Path(path).read_text())
         result["rows"], result["commit"], result["date"]  # a KeyError here says that it is another kind of file
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no file of bench rows: {error}") from error
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} is no file of bench rows: {why}", hint="plait bench --json FILE writes one") from error
     if not markdown:
         print_rows(result)
         return 0

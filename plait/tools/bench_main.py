@@ -14,7 +14,7 @@ def parse_options(pairs: Sequence[str]) -> dict[str, str]:
     """`name=value` pairs as the options that torch.compile passes on."""
     for p in pairs:
         if "=" not in p:
-            raise UserError(f"--option {p!r} is not name=value")
+            raise UserError(f"--option {p!r} is not name=value", hint="for example --option numerics=eager")
     return dict(p.split("=", 1) for p in pairs)
 
 

@@ -21,9 +21,9 @@ def the_cache() -> Cache:
     return cache
 
 
-def folder() -> str:
-    """Where the cache is, whether or not it exists yet."""
-    return cache_for(Options.make()).folder or "off"
+def folder() -> str | None:
+    """Where the cache is, whether or not it exists yet; None where it is turned off."""
+    return cache_for(Options.make()).folder
 
 
 def stats() -> dict[str, Any]:

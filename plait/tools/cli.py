@@ -1,43 +1,39 @@
 """The `plait` command. Imports nothing heavy until a command runs, so that `--help` answers at once.
 
-Exit codes: 0 fine; 1 it ran and found something wrong; 2 the command line or a file it names is at fault; 130 Ctrl-C.
+Exit codes and the form of errors: plait/tools/group.py. What docs/commands.md says is made of what stands here.
 """
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from typing import Any, NoReturn
 
 import click
 
-from plait.errors import PlaitError, UserError
 from plait.plan.device import SPECS
 from plait.tools.bench import PEERS, SUITES
+from plait.tools.group import Commands, debug_option
+from plait.tools.plain import as_json as to_json
 
 TARGETS = tuple(SPECS)
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-class _Commands(click.Group):
-    """Turns plait's own errors into one clear message and an exit code."""
+def _options(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """The pairs of --option, checked before anything heavy is loaded."""
+    from plait.options import Options
+    from plait.tools.bench_main import parse_options
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except UserError as error:
-            if ctx.meta.get("plait.debug"):
-                raise
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(2)
-        except PlaitError as error:
-            if ctx.meta.get("plait.debug"):
-                raise
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(1)
+    given: dict[str, Any] = dict(parse_options(pairs))
+    Options.make(None, given)
+    return given
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def _print_json(command: str, facts: dict[str, Any]) -> None:
+    click.echo(to_json("cache", {"command": command, **facts}))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="plait")
 def main() -> None:
     """plait: a kernel-fusion compiler for PyTorch whose decisions can be read."""
@@ -49,6 +45,7 @@ def main() -> None:
 @click.option("--threads", type=click.IntRange(1), help="CPU threads (default: torch's).")
 @click.option("--backend", default="plait", hidden=True)
 @_AS_JSON
+@debug_option()
 def demo(file: str | None, top: int, threads: int | None, backend: str, as_json: bool) -> NoReturn:
     """Embed the sentences of FILE (one a line; a sample without it) in eager, under plait and under Inductor, and compare."""
     from plait.tools.demo import read_sentences
@@ -60,8 +57,8 @@ def demo(file: str | None, top: int, threads: int | None, backend: str, as_json:
 
 
 @main.command()
-@click.option("--suite", type=click.Choice(SUITES), default="kernels", show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--suite", type=click.Choice(SUITES), default="kernels", show_default=True, help="What to time.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where.")
 @click.option("--peers", default="eager,inductor", show_default=True, help=f"Of {', '.join(PEERS)}; comma-separated.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the rows here, after each one.")
 @click.option("--only", help="Regular expression on workload names.")
@@ -77,6 +74,7 @@ def demo(file: str | None, top: int, threads: int | None, backend: str, as_json:
 @click.option("--backend", default="plait", hidden=True)
 @click.option("--show", type=click.Path(exists=True, dir_okay=False), help="Print the table of an earlier run's file.")
 @click.option("--markdown", is_flag=True, help="With --show: a table for a document.")
+@debug_option()
 def bench(
     suite: str,
     device: str,
@@ -97,12 +95,11 @@ def bench(
     Contenders take turns; medians are reported. A workload that fails is a row with its error, and the exit code is 1."""
     from plait.tools.bench import Job, run
     from plait.tools.bench import show as show_file
-    from plait.tools.bench_main import parse_options
 
     if show is not None:
         sys.exit(show_file(show, markdown))
     names = tuple(p for p in peers.split(",") if p)
-    given: dict[str, Any] = dict(parse_options(options))
+    given = _options(options)
     job = Job(suite, device, names, json_path, only, seconds, backend, given, train_steps, threads, timeout)
     sys.exit(run(job))
 
@@ -120,10 +117,8 @@ def bench(
 )
 @click.option("--detail/--brief", default=None, help="Every operator of every kernel (default: of small programs).")
 @click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
+@debug_option(expose=True)
 def explain(
-    ctx: click.Context,
     file: str,
     train: bool,
     target: str | None,
@@ -135,11 +130,9 @@ def explain(
     debug: bool,
 ) -> NoReturn:
     """Say what plait fuses in FILE, what it does not and why, and what that costs. FILE defines make() -> (fn, args)."""
-    from plait.tools.bench_main import parse_options
     from plait.tools.explain import run
 
-    ctx.meta["plait.debug"] = debug
-    given = dict(parse_options(options))
+    given = _options(options)
     sys.exit(
         run(
             file,
@@ -163,10 +156,8 @@ def explain(
     "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
 )
 @click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
+@debug_option(expose=True)
 def verify(
-    ctx: click.Context,
     file: str,
     train: bool,
     seeds: int,
@@ -177,11 +168,9 @@ def verify(
     """Judge FILE compiled against eager and float64, and say where it first departs. FILE defines make() -> (fn, args).
 
     Exit codes: 0 right, 1 wrong, 2 the file or the program itself is at fault."""
-    from plait.tools.bench_main import parse_options
     from plait.tools.verify import run
 
-    ctx.meta["plait.debug"] = debug
-    given = dict(parse_options(options))
+    given = _options(options)
     sys.exit(run(file, train=train, seeds=seeds, json_path=json_path, options=given, debug=debug))
 
 
@@ -197,10 +186,8 @@ def verify(
     "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
 )
 @click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
+@debug_option(expose=True)
 def bisect(
-    ctx: click.Context,
     file: str,
     slow: bool,
     train: bool,
@@ -213,11 +200,9 @@ def bisect(
     """Find the rewrite, merge or schedule that makes FILE wrong (or slow), and write the smallest program that shows it.
 
     A search that was broken off goes on. Exit codes: 0 nothing found, 1 found, 2 the file or the program is at fault."""
-    from plait.tools.bench_main import parse_options
     from plait.tools.verify import run_bisect
 
-    ctx.meta["plait.debug"] = debug
-    given = dict(parse_options(options))
+    given = _options(options)
     sys.exit(
         run_bisect(
             file, slow=slow, train=train, seeds=seeds, folder=folder, json_path=json_path, options=given, debug=debug
@@ -227,6 +212,7 @@ def bisect(
 
 @main.command()
 @_AS_JSON
+@debug_option()
 def doctor(as_json: bool) -> NoReturn:
     """Say what this machine has and lacks for plait, with the remedy, and run one kernel."""
     from plait.tools.doctor import run
@@ -240,22 +226,29 @@ def cache() -> None:
 
 
 @cache.command("path")
-def cache_path() -> None:
-    """Print the cache's folder."""
+@_AS_JSON
+@debug_option()
+def cache_path(as_json: bool) -> None:
+    """Print the cache's folder; "off" where there is none."""
     from plait.tools import cache_commands
 
-    click.echo(cache_commands.folder())
+    folder = cache_commands.folder()
+    if as_json:
+        _print_json("path", {"folder": folder})
+    else:
+        click.echo(folder or "off")
 
 
 @cache.command("stats")
 @_AS_JSON
+@debug_option()
 def cache_stats(as_json: bool) -> None:
     """Entries, size, and limit."""
     from plait.tools import cache_commands
 
     found = cache_commands.stats()
     if as_json:
-        click.echo(json_module.dumps(found))
+        _print_json("stats", found)
     else:
         for name, value in found.items():
             click.echo(f"{name:12s} {value}")
@@ -263,28 +256,43 @@ def cache_stats(as_json: bool) -> None:
 
 @cache.command("prune")
 @click.option("--limit-mb", type=click.IntRange(0), help="Size to shrink to (default: the option cache_mb).")
-def cache_prune(limit_mb: int | None) -> None:
+@_AS_JSON
+@debug_option()
+def cache_prune(limit_mb: int | None, as_json: bool) -> None:
     """Remove the entries used longest ago, down to the size limit."""
-    from plait.tools import cache_commands
-
-    click.echo(f"{cache_commands.prune(limit_mb)} entries removed")
+    _say_removed("prune", limit_mb, as_json)
 
 
 @cache.command("clear")
-def cache_clear() -> None:
+@_AS_JSON
+@debug_option()
+def cache_clear(as_json: bool) -> None:
     """Remove every entry."""
+    _say_removed("clear", 0, as_json)
+
+
+def _say_removed(command: str, limit_mb: int | None, as_json: bool) -> None:
     from plait.tools import cache_commands
 
-    click.echo(f"{cache_commands.prune(0)} entries removed")
+    removed = cache_commands.prune(limit_mb)
+    if as_json:
+        _print_json(command, {"removed": removed})
+    else:
+        click.echo(f"{removed} entries removed")
 
 
 @cache.command("verify")
-def cache_verify() -> NoReturn:
+@_AS_JSON
+@debug_option()
+def cache_verify(as_json: bool) -> NoReturn:
     """Check every entry; bad ones are moved to quarantine, and the exit code is 1."""
     from plait.tools import cache_commands
 
     good, bad = cache_commands.verify()
-    click.echo(f"{good} sound, {bad} bad")
+    if as_json:
+        _print_json("verify", {"sound": good, "bad": bad})
+    else:
+        click.echo(f"{good} sound, {bad} bad")
     sys.exit(1 if bad else 0)
 
 

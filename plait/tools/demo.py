@@ -18,9 +18,10 @@ def read_sentences(file: str | None) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        hint = "name a text with one sentence a line, or none for the sample"
+        raise UserError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text") from error
+        raise UserError(f"{path} is not UTF-8 text", hint="convert it: iconv -t UTF-8") from error
     sentences = [" ".join(row.split()) for row in text.splitlines() if row.strip()]
     if len(sentences) < 2:
         raise UserError(f"{path} has {len(sentences)} sentences, two are needed", hint="one sentence a line")

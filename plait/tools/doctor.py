@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plait.options import Options, cache_home, cxx_command
+from plait.tools.plain import as_json as to_json
 
 OK, NOTE, BAD = "ok", "note", "BAD"
 
@@ -37,7 +37,7 @@ def run(as_json: bool = False) -> int:
     """Look at everything; 0 when plait can work here, 1 when something that it needs is missing."""
     findings = [check() for check in CHECKS]
     if as_json:
-        print(json.dumps([asdict(f) for f in findings], indent=1))
+        print(to_json("doctor", {"findings": [asdict(f) for f in findings]}))
     else:
         for f in findings:
             print(f"{f.state:4s}  {f.what:12s} {f.detail}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import shutil
 import sys
 import traceback
@@ -37,6 +38,8 @@ def run(
     debug: bool = False,
 ) -> int:
     """Explain a file; the exit code."""
+    can_write(json_path)
+    can_write(html_path)
     say_to_people(f"loading {file} ...")
     # what the program prints is no part of the report
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), quiet(not debug):
@@ -49,13 +52,13 @@ def run(
             fn, calls, train=train, target=target, options=given, name=Path(file).name, say=say_to_people
         )
     if html_path is not None:
-        with _writing(html_path):
+        with writing(html_path):
             report.to_html(html_path)
     if json_path == "-":
         print(report.to_json())
         return 0
     if json_path is not None:
-        with _writing(json_path):
+        with writing(json_path):
             report.to_json(json_path)
     color = sys.stdout.isatty()
     width = min(WIDTH, max(shutil.get_terminal_size().columns, _NARROWEST)) if color else WIDTH
@@ -63,13 +66,28 @@ def run(
     return 0
 
 
+def can_write(path: str | None) -> None:
+    """Raises UserError for a file that cannot be written ("-": the output), before the work that it is for."""
+    if path is None or path == "-":
+        return
+    folder = Path(path).parent
+    if not folder.exists():
+        raise UserError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: {folder} is a file", hint="name a file in a folder")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UserError(f"cannot write {path}: it is not yours to write", hint="name a file in a folder of your own")
+
+
 @contextlib.contextmanager
-def _writing(path: str) -> Iterator[None]:
-    """A file that cannot be written is said in one line."""
+def writing(path: str) -> Iterator[None]:
+    """What happens all the same while a file is written is said in one line."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        raise UserError(
+            f"cannot write {path}: {error.strerror}", hint="free some space, or name another file"
+        ) from error
 
 
 def say_to_people(line: str) -> None:
@@ -93,23 +111,28 @@ def load(file: str) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
     """fn and its calls, of a program file. Raises UserError in one line."""
     path = Path(file)
     if not path.is_file():
-        raise UserError(f"there is no file {file}")
+        raise UserError(f"there is no file {file}", hint="name a Python file with a make() that returns (fn, args)")
     spec = importlib.util.spec_from_file_location(_PROGRAM, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{file} is not a Python file")
+        raise UserError(
+            f"{file} is not a Python file: its name does not end in .py", hint=f"rename it to {path.stem}.py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[_PROGRAM] = module  # dataclasses and the like look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file does
-        raise UserError(f"{file} cannot be loaded: {_said(error, file)}") from error
+    except (Exception, SystemExit) as error:  # whatever the file does
+        raise UserError(
+            f"{file} cannot be loaded: {_said(error, file)}", hint=f"first make `python {file}` run"
+        ) from error
     make = getattr(module, "make", None)
     if not callable(make):
         raise UserError(f"{file} defines no make()", hint="def make(): return fn, [args, ...]")
     try:
         made = make()
-    except Exception as error:  # whatever the file does
-        raise UserError(f"make() of {file} raises {_said(error, file)}") from error
+    except (Exception, SystemExit) as error:  # whatever the file does
+        hint = "make() must run on its own first; --debug shows the traceback"
+        raise UserError(f"make() of {file} raises {_said(error, file)}", hint=hint) from error
     if (
         not isinstance(made, tuple | list)
         or len(made) != 2
@@ -123,11 +146,10 @@ def load(file: str) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
     return fn, [tuple(args)]
 
 
-def _said(error: Exception, file: str) -> str:
+def _said(error: BaseException, file: str) -> str:
     """The error in one line, with the file's line where it came from."""
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(Path(file)) or f.filename == file
-    ]
+    here = Path(file).resolve()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == here]
     line = frames[-1].lineno if frames else getattr(error, "lineno", None)
     words = str(error).strip().splitlines()
     where = f" (line {line})" if line else ""

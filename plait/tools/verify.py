@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.errors import UserError
-from plait.tools.explain import load, quiet, say_to_people
+from plait.tools.explain import can_write, load, quiet, say_to_people, writing
 
 
 def run(
     file: str, *, train: bool, seeds: int, json_path: str | None, options: Mapping[str, Any], debug: bool = False
 ) -> int:
     """Verify a file; 0 when it is right, 1 when it is wrong."""
+    can_write(json_path)
     say_to_people(f"loading {file} ...")
     with silent(debug):
         fn, calls = load(file)
@@ -50,6 +50,7 @@ def run_bisect(
     debug: bool = False,
 ) -> int:
     """Bisect a file; 0 when there is nothing to find, 1 when there is."""
+    can_write(json_path)
     say_to_people(f"loading {file} ...")
     with silent(debug):
         fn, calls = load(file)
@@ -86,7 +87,5 @@ def write(path: str, text: str) -> None:
     if path == "-":
         print(text)
         return
-    try:
+    with writing(path):
         Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -210,7 +210,7 @@ def test_doctor_reports_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda: fine,))
     done = _plait("doctor", "--json")
     assert done.exit_code == 0
-    assert json.loads(done.output)[0]["state"] == "ok"
+    assert json.loads(done.output)["findings"][0]["state"] == "ok"
 
 
 def test_doctor_names_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,28 @@
+"""JSON of the commands: a name and a version first, so that a reader knows what it has; no NaN, which JSON does not have.
+
+The schemas are in plait/tools/schemas, `plait explain`'s in plait/report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+VERSIONS = {"bench": 1, "cache": 1, "demo": 1, "doctor": 1}
+"""Of each form: raised when a field changes its meaning or goes."""
+
+
+def as_json(command: str, facts: Mapping[str, Any]) -> str:
+    """The facts of a command; what is not finite as null."""
+    body = {"schema": f"plait.{command}", "version": VERSIONS[command], **facts}
+    return json.dumps(_finite(body), indent=1, allow_nan=False)
+
+
+def _finite(x: Any) -> Any:
+    if isinstance(x, Mapping):
+        return {k: _finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_finite(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
