@@ -237,7 +237,7 @@ class Sizes:
     def from_extern(self, x: Any, node: Any, item: int) -> Expr:
         """An integer that an extern returns: its (data-dependent) symbol, bound to that result."""
         out = self.expr(x)
-        for name in out.symbols():
+        for name in sorted(out.symbols()):
             if name in self.unbacked:
                 self.bindings.setdefault(name, ("extern", node, item, None))
         return out
@@ -245,7 +245,7 @@ class Sizes:
     def bind_sizes(self, shape: Shape, node: Any, item: int) -> None:
         """Data-dependent extents of an extern's result are bound to its shape."""
         for d, n in enumerate(shape):
-            for name in n.symbols():
+            for name in sorted(n.symbols()):
                 if name in self.unbacked and n is ix.sym(name):
                     self.bindings.setdefault(name, ("extern", node, item, d))
 
@@ -269,7 +269,7 @@ class Sizes:
     def finish(self, used: Iterable[str]) -> None:
         """Bind the derived symbols in use; ImportFailed for a symbol in use whose value no input gives."""
         needed: set[str] = set()
-        wanted = list(used)
+        wanted = sorted(used)
         while wanted:
             name = wanted.pop()
             if name in needed:
@@ -279,7 +279,7 @@ class Sizes:
             if how is None:
                 raise ImportFailed(f"nothing at run time tells the size {name}")
             if how[0] == "derived":
-                wanted.extend(names_of(how[1]))
+                wanted.extend(sorted(names_of(how[1])))
         for name, how in self._pending.items():
             if name in needed:
                 self.bindings[name] = how

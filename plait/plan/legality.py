@@ -51,8 +51,9 @@ def why_not_arguments(ctx: Context, al: Alignment) -> Reason | None:
 def why_not_loose(ctx: Context, al: Alignment) -> Reason | None:
     """What is read at another index is evaluated again there; that must not repeat a reduction, a scan or a random draw's cost."""
     inside = frozenset(al.nodes)
-    for consumer, k in al.loose:
-        for n in made_of(ctx.model.reading.reads(consumer)[k].source, inside, ctx.model.reading.reads):
+    for consumer, k in sorted(al.loose, key=lambda edge: (edge[0].serial, edge[1])):
+        found = made_of(ctx.model.reading.reads(consumer)[k].source, inside, ctx.model.reading.reads)
+        for n in sorted(found, key=lambda n: n.serial):
             if n.kind in ("scan", "random"):
                 return Reason(Why.MISALIGNED, f"{consumer.op} reads {n.op} at other indices")
     return None

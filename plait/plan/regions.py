@@ -36,7 +36,7 @@ def why_apart(graph: Graph, nodes: Iterable[Node]) -> Reason | None:
         if not graph.origins.get(n) or n.op in ("const", "index"):
             continue
         own = walls(graph, n)
-        for r in own:
+        for r in sorted(own, key=lambda r: (r.number, r.side)):
             if r.kind == "forbid" and sides.setdefault(r.number, r) != r:
                 return Reason(Why.FORBIDDEN, str(r.label))
         closed = frozenset(r for r in own if r.kind == "no_fuse")

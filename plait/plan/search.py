@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -282,13 +283,13 @@ class _Search:
     def saving(self, a: int, b: int) -> float:
         """Bytes that fusing two parts is likely to save: the order of trying, not the judgement."""
         x, y = self.parts[a], self.parts[b]
-        total = sum(self.nbytes(s) for s in x.sources & y.sources)
+        bytes_of = [self.nbytes(s) for s in x.sources & y.sources]
         both = frozenset((*x.alignment.nodes, *y.alignment.nodes))
         for s in (x.sources | y.sources) & both:
             inner = s not in self.demanded and all(u in both for u in self.setting.users[s])
             # an edge that becomes internal counts a little more than siblings that save as much
-            total += 1.01 * self.nbytes(s) * (2.0 if inner else 1.0)
-        return total
+            bytes_of.append(1.01 * self.nbytes(s) * (2.0 if inner else 1.0))
+        return math.fsum(bytes_of)  # the same in every order: that of a set is another in every process
 
     def nbytes(self, n: Node) -> float:
         return self.model.size(n.shape) * n.dtype.nbytes
