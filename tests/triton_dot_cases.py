@@ -219,9 +219,11 @@ def attention_make(
     bias: torch.Tensor | None = None,
     compared: str = "",
     data: tuple[torch.Tensor, ...] | None = None,
+    shown: Callable[[MakeDot, Expr, Expr], Callable[[Expr], int]] | None = None,
 ) -> tuple[MakeDot, tuple[torch.Tensor, ...]]:
     """softmax(q k^T / sqrt(d)) v a head; `guards` of (query, key) hold where a key counts; `compared`: that is where
-    the query's index compares so with the key's ("ge"), or does not ("not lt")."""
+    the query's index compares so with the key's ("ge"), or does not ("not lt"); `shown` of (head, query), called before
+    the loop, gives a function that makes a bool of the key in it."""
     q, k, v = data or (
         randn(heads, m, d, dtype=dtype),
         randn(heads, n, d, dtype=dtype),
@@ -230,6 +232,7 @@ def attention_make(
     mk = MakeDot("p0 p1 p2 r0 r1", [heads, m, e, n, d], schedule)
     h, i, j, r, s = (axis(t) for t in range(5))
     scale, nothing, wide = d**-0.5, -INF, TORCH[dtype].compute
+    keep = shown(mk, h, i) if shown is not None else None
     with mk.sweep(3):
         with mk.sweep(4):
             score = mk.dot(mk.load(q, (h * m + i) * d + s), mk.load(k, (h * n + r) * d + s), (4,), dtype)
@@ -239,6 +242,8 @@ def attention_make(
         if guards:
             holds = mk.let("holds", dtype=B1, guard=tuple(g(i, r) for g in guards))
             t = mk.let("where", holds, t, mk.const(nothing, wide), dtype=wide)
+        if keep is not None:
+            t = mk.let("where", keep(r), t, mk.const(nothing, wide), dtype=wide)
         if compared:
             query, key = mk.let("index", dtype=I64, expr=i), mk.let("index", dtype=I64, expr=r)
             holds = mk.let(compared[-2:], query, key, dtype=B1)

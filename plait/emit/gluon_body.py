@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from plait.emit.gluon_descriptor import Place, place_of
 from plait.emit.gluon_loop import Tiles, tiles_of
 from plait.emit.gluon_merge import defined_in, merged, names_in
+from plait.emit.gluon_rows import row_ends
 from plait.emit.gluon_shape import GROUP_ROWS, PARTS, Stream, TileIndexer
 from plait.emit.gluon_text import accumulator, function, sides_of
 from plait.emit.triton_body import Emitter, begins, reductions_in, without_unused
@@ -24,6 +25,7 @@ from plait.emit.triton_bounds import Segment
 from plait.emit.triton_grid import needed_for
 from plait.emit.triton_index import Local, size_name
 from plait.emit.triton_ops import convert, tl_type
+from plait.emit.triton_rows import extremes
 from plait.errors import LowerFailed
 from plait.ir.index import Expr
 from plait.tile.program import Dot, Load, Reduce, Store, Sweep, TileProgram
@@ -63,6 +65,10 @@ class GluonEmitter(Emitter):
         self.gaps.used = False
         self.sides.inputs = set()  # steps are functions of their own: no tile of one is known in another
         self.tiles: Tiles | None = None
+        self.ends: list[
+            tuple[str, str]
+        ] = []  # extremes over the block's rows that these want, and what stands before them
+        self.before: tuple[str, ...] = ()
         self.points: dict[bool, _Points] = {}
         self.carried_names: tuple[str, ...] = ()
         self.scale: Local | None = None
@@ -123,6 +129,9 @@ class GluonEmitter(Emitter):
         self.pending.add(second.out)
         self.carried_names = tuple(f"acc{r.out}" for r in others)
         self.tiles = tiles_of(s, self.defs, self.ix)
+        wanted = names_in("\n".join(self.tiles.lines))
+        self.ends = [end for k in self.tiles.rows for end in extremes(k, self.ix) if end[0] in wanted]
+        self.before = tuple(self.lines)
         whole = self.tiles.whole
         if whole != self.tiles.cut:
             self._step(s, "cut", self.tiles.cut, own)
@@ -266,6 +275,11 @@ class GluonEmitter(Emitter):
         functions.append(
             function("consumer", [*shared, *env, "STAGES: gl.constexpr"], [*self._layouts(body), consumer])
         )
+        if self.ends:
+            start = f"{self.dims[self.stream.rows].name}_start"
+            found = row_ends(self.ends, self.before, self._lanes_of_dims(), outer, start, self._layouts)
+            coordinates = [*found[0], *coordinates]
+            functions.append(found[1])
         functions.append(self._producer())
         functions.append(self._kernel(name, env, coordinates))
         used = names_in("\n".join([consumer, *texts.values(), functions[-1]]))

@@ -18,12 +18,14 @@ from plait.tile.program import Sweep
 @dataclass(frozen=True)
 class Tiles:
     """Lines of a kernel that define the names above, and the segments: the one for any tile, and the one for whole tiles
-    (None: there are no such tiles to tell apart). `below`: some tiles before the whole ones may be cut."""
+    (None: there are no such tiles to tell apart). `below`: some tiles before the whole ones may be cut. `rows`: the locals
+    whose extremes over the block the lines want."""
 
     lines: tuple[str, ...]
     cut: Segment
     whole: Segment | None
     below: bool
+    rows: tuple[int, ...] = ()
 
     @property
     def test(self) -> str:
@@ -49,6 +51,7 @@ def tiles_of(s: Sweep, defs: Defs, indexer: Indexer) -> Tiles:
     extent, tile = d.extent.const, d.tile
     assert extent is not None
     found = bounds_of(s, defs, indexer)
+    rows = tuple(dict.fromkeys(k for b in found for k in b.rows))
     lower, upper = [b for b in found if b.rising], [b for b in found if not b.rising]
     cut = Segment("", "")
     whole = Segment("", "", frozenset(b.guard for b in found), True)
@@ -62,14 +65,17 @@ def tiles_of(s: Sweep, defs: Defs, indexer: Indexer) -> Tiles:
     if lower:
         start = _extreme("maximum", "0", lower, indexer, True)
         lines = [f"first = tl.minimum({start}, {extent - 1}) // {tile} * {tile}"]
-        least = _extreme("maximum", "0", lower, indexer, False)
-        lines.append(f"low = ({least} + {tile - 1}) // {tile} - first // {tile}")
     end = _extreme("minimum", str(extent), upper, indexer, True)
     # a block that a mask hides whole still takes one tile, all of it masked
     lines.append(f"count = tl.maximum(({end} - first + {tile - 1}) // {tile}, 1)")
     full = _extreme("minimum", str(extent), upper, indexer, False)
     lines.append(f"high = tl.minimum(tl.maximum({full}, 0) // {tile} - first // {tile}, count)")
-    return Tiles(tuple(lines), cut, whole, bool(lower))
+    if lower:
+        least = _extreme("maximum", "0", lower, indexer, False)
+        low = f"({least} + {tile - 1}) // {tile} - first // {tile}"
+        # numbers of the rows may leave less between them than positions do
+        lines.append(f"low = tl.minimum({low}, count)" if rows else f"low = {low}")
+    return Tiles(tuple(lines), cut, whole, bool(lower), rows)
 
 
 def _extreme(name: str, start: str, bounds: list[Bound], indexer: Indexer, most: bool) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.emit.triton_accuracy import Accuracy
-from plait.emit.triton_bounds import Segment, longest_last, segments
+from plait.emit.triton_bounds import Segment, bounds_of, longest_last, segments
 from plait.emit.triton_dot import Carried, loads_before_loops, products_early, without_small_dots
 from plait.emit.triton_gaps import Gaps, Room
 from plait.emit.triton_grid import Grid
@@ -27,6 +27,7 @@ from plait.emit.triton_ops import (
 from plait.emit.triton_position import position_as_float
 from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
+from plait.emit.triton_rows import with_row_conditions, within
 from plait.emit.triton_softmax import (
     complement,
     contracted,
@@ -217,6 +218,8 @@ class Emitter:
         draw = draw_of(s)
         if s.op == "index":
             args = [f"tl.cast({self.ix.text(attrs['expr'], axes)}, {tl_type(s.dtype)})"]
+        elif s.op == "within":
+            self.ix.bounds[s.out] = attrs["limit"]
         elif s.op == "holds":
             args = self.ix.guards(attrs["guard"], axes)
             if not args:
@@ -225,7 +228,9 @@ class Emitter:
             args += [self.ix.text(attrs["linear"], axes), self.draws[draw]]
         fast = self.accuracy.may_approximate(s)
         text: str | None = None
-        if s.op == "div" and s.dtype is DType.f32:
+        if s.op == "within":
+            text = within(args[0], attrs["limit"], s.dtype)
+        elif s.op == "div" and s.dtype is DType.f32:
             coarse = from_product(s.args[0], self.defs) and self.accuracy.slack(s.out) > 0
             text = self.quotient(s, axes, fast or coarse)
         elif s.op == "where" and s.args[0] in self.true:
@@ -418,8 +423,14 @@ class Emitter:
 def _prepared(program: TileProgram, indexer: Indexer, looped: frozenset[int]) -> TileProgram:
     if not any(isinstance(s, Dot) for s in program.walk()):
         return program
-    prepared = with_conditions(loads_before_loops(without_small_dots(program, indexer), looped))
-    return products_early(scale_late(prepared))
+    program = loads_before_loops(without_small_dots(program, indexer), looped)
+    rows = with_row_conditions(program, looped)
+    if rows is not None:
+        rows = products_early(scale_late(rows))
+        sweeps = [s for s in rows.walk() if isinstance(s, Sweep) and s.dim in looped]
+        if any(b.rows for s in sweeps for b in bounds_of(s, definitions(rows), indexer)):
+            return rows
+    return products_early(scale_late(with_conditions(program)))
 
 
 def begins(r: Stmt, dim: int, pending: set[int]) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.emit.triton_index import DimPlan, Indexer, block_part
+from plait.emit.triton_rows import extreme, extremes
 from plait.emit.triton_softmax import Defs, base_of, correction_of
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
@@ -35,9 +36,17 @@ def segments(s: Sweep, defs: Defs, indexer: Indexer) -> list[Segment]:
     """The loops that a swept dim becomes. Tiles that a guard excludes from every block of points, to which nothing carried
     would change, are not visited; the mask is left out of those that it excludes nothing of. That costs a second or third
     loop's code, and is done where there is work for every point of a tile: products that the mask is put on."""
+    found = bounds_of(s, defs, indexer)
+    out = _segments(s, found, indexer)
+    text = " ".join(x for part in out for x in (part.start, part.end, *part.before))
+    rows = [row for k in dict.fromkeys(k for b in found for k in b.rows) for row in extremes(k, indexer)]
+    before = tuple(f"{name} = {line}" for name, line in rows if name in text)
+    return [replace(out[0], before=(*before, *out[0].before)), *out[1:]]
+
+
+def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
     d = indexer.dims[s.dim]
     extent = indexer.text(d.extent, ())
-    found = bounds_of(s, defs, indexer)
     lower = [b for b in found if b.rising]
     upper = [b for b in found if not b.rising]
     start, end = "0", extent
@@ -89,24 +98,29 @@ def longest_last(program: TileProgram, defs: Defs, indexer: Indexer) -> frozense
         if isinstance(s, Sweep) and indexer.dims[s.dim].looped:
             for b in bounds_of(s, defs, indexer):
                 coefficients = b.guard.linear()[0].items()
-                out |= {a.args[0] for a, c in coefficients if (c.const or 0) > 0 and not b.rising}  # type: ignore[misc]
+                more = [a for a, c in coefficients if (c.const or 0) > 0 and not b.rising]
+                out |= {a.args[0] for a in more if a.kind == "axis"}  # type: ignore[misc]
+                # loaded positions mostly rise as well; where they do not, the order costs nothing
+                out |= {i for a in more if a.kind == "value" for i in defs[a.args[0]].span}  # type: ignore[index]
     return frozenset(out)
 
 
 def bounds_of(s: Sweep, defs: Defs, indexer: Indexer) -> list[Bound]:
     """What a sweep's guards say of its points, where nothing changes outside them."""
-    return [b for g in _guards(s) if (b := _bound(g, s, indexer)) is not None and _excludes(g, s, defs)]
+    return [b for g in _guards(s) if (b := _bound(g, s, defs, indexer)) is not None and _excludes(g, s, defs)]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """guard = slope * axis(dim) + rest >= 0, over a block: `most` and `least` are the rest's extremes."""
+    """guard = slope * axis(dim) + rest >= 0, over a block: `most` and `least` are the rest's extremes, made of those of the
+    locals `rows`."""
 
     guard: Expr
     dim: DimPlan
     slope: int
     most: Expr
     least: Expr
+    rows: tuple[int, ...] = ()
 
     @property
     def rising(self) -> bool:
@@ -136,26 +150,36 @@ def _guards(s: Sweep) -> Iterator[Expr]:
             seen.update(x.attr("guard"))
 
 
-def _bound(g: Expr, s: Sweep, indexer: Indexer) -> Bound | None:
-    """A guard that is linear in the swept dim and in dims of which the loop knows the block."""
+def _bound(g: Expr, s: Sweep, defs: Defs, indexer: Indexer) -> Bound | None:
+    """A guard that is linear in the swept dim, in dims of which the loop knows the block, and in numbers known before it."""
     inside = {x.dim for x in walk((s,)) if isinstance(x, Sweep) and indexer.dims[x.dim].looped}
-    if s.dim not in g.axes() or g.values() or not g.axes() - {s.dim} <= set(range(len(indexer.dims))) - inside:
+    made = {getattr(x, "out", -1) for x in walk((s,))}
+    if any(k in made or not _is_held(defs.get(k)) for k in g.values()):
+        return None
+    if s.dim not in g.axes() or not g.axes() - {s.dim} <= set(range(len(indexer.dims))) - inside:
         return None
     coefficients, rest = g.linear()
     most = least = rest
     slope = 0
     for a, c in coefficients.items():
-        if a.kind != "axis" or c.const is None:
-            return None
         i = a.args[0]
-        assert isinstance(i, int)
+        if a.kind not in ("axis", "value") or c.const is None or not isinstance(i, int):
+            return None
+        if a.kind == "value":
+            most = most + extreme(i, c.const > 0) * c
+            least = least + extreme(i, c.const < 0) * c
+            continue
         if i == s.dim:
             slope = c.const
             continue
         first, last = block_part(indexer.dims[i])
         most = most + (last if c.const > 0 else first) * c
         least = least + (first if c.const > 0 else last) * c
-    return Bound(g, indexer.dims[s.dim], slope, most, least) if slope else None
+    return Bound(g, indexer.dims[s.dim], slope, most, least, tuple(sorted(g.values()))) if slope else None
+
+
+def _is_held(d: object) -> bool:
+    return isinstance(d, Let) and d.op == "within"
 
 
 def _excludes(g: Expr, s: Sweep, defs: Defs) -> bool:

@@ -6,6 +6,8 @@ the axes they vary over, in one order for the whole kernel (the vector dim last)
 Of dim `p0` with a tile of 8: `p0_lane` is arange(0, 8), `p0_start` the scalar first point, `p0` their sum, `p0_ok` the mask
 of points inside the extent. Index arithmetic is 32 bits wide where its magnitude provably fits, else 64; addresses are
 split into a scalar part, which is cheap at any width, and a block part over lanes, which is small.
+
+`v7_most` and `v7_least` are the extremes of the local 7 over a block (see triton_rows).
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ class Indexer:
             if a.kind == "lane":
                 return d.tile
             return None if d.wide or d.extent.const is None else d.extent.const + d.block
-        if a.kind == "value":
+        if a.kind in ("value", "most", "least"):
             assert isinstance(k, int)
             return self.bounds.get(k)
         if a.kind == "sym":
@@ -232,11 +234,12 @@ class Indexer:
             return self._axis(self.dims[k], a.kind, to, wide)
         if a.kind == "sym":
             return size_name(str(k))
-        if a.kind == "value":
+        if a.kind in ("value", "most", "least"):
             assert isinstance(k, int)
             v = self.locals[k]
+            name, axes = (v.text, v.axes) if a.kind == "value" else (f"v{k}_{a.kind}", ())
             same = v.dtype is (DType.i64 if wide else DType.i32)
-            return self.widen(v.text if same else cast(v.text, wide), v.axes, to)
+            return self.widen(name if same else cast(name, wide), axes, to)
         x, y = a.args
         assert isinstance(x, Expr) and isinstance(y, Expr)
         left, right = self.text(x, to, wide), self.text(y, to, wide)

@@ -15,7 +15,7 @@ from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.flat import Flat
-from plait.tile.program import Dim, Let, Load, Stmt, Sweep, TileProgram
+from plait.tile.program import Dim, Let, Load, Reduce, Scan, Stmt, Sweep, TileProgram
 
 Guard = tuple[Expr, ...]
 
@@ -33,15 +33,23 @@ def is_statistic(s: Stmt | None, guard: Expr) -> bool:
     return isinstance(s, Load) and not guard.axes() <= set(s.span)
 
 
-def with_conditions(program: TileProgram) -> TileProgram:
-    """Likewise of a whole program."""
-    return replace(program, body=_Known(program.dims, {}, program.walk()).body(program.body))
+def with_conditions(program: TileProgram, rows: frozenset[int] = frozenset()) -> TileProgram:
+    """Likewise of a whole program. Conditions on the locals `rows` are put together like those on positions."""
+    return replace(program, body=_Known(program.dims, {}, program.walk(), rows).body(program.body))
 
 
 class _Known:
-    def __init__(self, dims: Sequence[Dim], symbols: dict[str, tuple[int, int | None]], stmts: Iterable[Stmt]) -> None:
+    def __init__(
+        self,
+        dims: Sequence[Dim],
+        symbols: dict[str, tuple[int, int | None]],
+        stmts: Iterable[Stmt],
+        rows: frozenset[int] = frozenset(),
+    ) -> None:
         self.facts = ix.Facts(axes=tuple(d.extent for d in dims), symbols=symbols)
-        self.count = 1 + max((getattr(s, "out", -1) for s in stmts), default=-1)
+        spans = {s.out: s.span for s in stmts if isinstance(s, Let | Load | Reduce | Scan)}
+        self.rows = {k: spans[k] for k in rows}
+        self.count = 1 + max(spans, default=-1)
         self.positions: dict[int, Expr] = {}
         self.guards: dict[int, Guard] = {}
         self.negated: dict[int, Guard] = {}  # what holds where a bool is false
@@ -109,7 +117,7 @@ class _Known:
     def _holds(self, out: int, guard: Guard, s: Let) -> Let:
         guard = tuple(g for g in dict.fromkeys(guard) if not self.facts.is_nonneg(g))
         self.guards[out] = guard
-        span = tuple(sorted({d for g in guard for d in g.axes()}))
+        span = tuple(sorted({d for g in guard for d in (*g.axes(), *(i for k in g.values() for i in self.rows[k]))}))
         return Let(out, "holds", (), DType.b1, span, (("guard", guard),))
 
     def _position(self, s: Let) -> Expr | None:
@@ -136,7 +144,7 @@ class _Known:
             return None
         if s.op == "holds":
             found: Guard = s.attr("guard")
-            return None if any(g.values() for g in found) else found
+            return None if any(g.values() - set(self.rows) for g in found) else found
         if s.op in ("lt", "le", "gt", "ge", "eq") and all(a in self.positions for a in s.args):
             a, b = (self.positions[k] for k in s.args)
             more = {"lt": (b - a - 1,), "le": (b - a,), "gt": (a - b - 1,), "ge": (a - b,), "eq": (a - b, b - a)}

@@ -1,0 +1,104 @@
+"""Attention whose masks compare keys' positions with numbers that are tensors: positions of queries in a cache, lengths,
+first points. ROWS maps a name to (function, maker of its arguments), as tests/attention_variants does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from plait.compiler import Compiled, all_levels
+from plait.frontend.externs import decompositions
+from plait.frontend.fx_import import import_fx
+from plait.options import Options
+from plait.plan.device import SPECS
+from tests.attention_variants import Fn, Make, Sizes, positions, qkv, scores, weighted
+
+ROWS: dict[str, tuple[Fn, Make]] = {}
+
+
+def add(make: Make, fn: Fn) -> Fn:
+    """Register a function with the maker of its arguments."""
+    ROWS[fn.__name__] = (fn, make)
+    return fn
+
+
+def random_positions(s: Sizes) -> Tensor:
+    """In no order; rows that see nothing, a quarter of them together, and numbers far out of range."""
+    pos = torch.randint(-3, s.n + 5, (s.m,), generator=torch.Generator().manual_seed(3))
+    pos[::7] = torch.tensor([-1, 2**63 - 1, -(2**63), -(2**32), 2**32])[torch.arange(len(pos[::7])) % 5]
+    pos[: s.m // 4] = -1
+    return pos
+
+
+def in_order(s: Sizes) -> Tensor:
+    """As a prompt's are."""
+    return torch.arange(s.m) + (s.n - s.m)
+
+
+def lengths(s: Sizes) -> Tensor:
+    """Of a batch: part of the keys, none, more than there are."""
+    return torch.tensor([s.n * 2 // 3, 0, s.n + 9])[torch.arange(s.b) % 3].to(torch.int32)
+
+
+def by_position(q, k, v, pos):
+    mask = torch.arange(k.shape[-2], device=q.device)[None] <= pos[:, None]
+    return weighted(scores(q, k).masked_fill(~mask, -math.inf), v)
+
+
+def by_position_in_order(q, k, v, pos):
+    return by_position(q, k, v, pos)
+
+
+def grouped_by_position(q, k, v, pos):
+    groups = q.shape[1] // k.shape[1]
+    return by_position(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), pos)
+
+
+def by_length(q, k, v, length):
+    keep = torch.arange(k.shape[-2], device=q.device)[None] < length[:, None]
+    return weighted(torch.where(keep[:, None, None], scores(q, k), -math.inf), v)
+
+
+def causal_by_length(q, k, v, length):
+    i, j = positions(q, k)
+    keep = (j < length[:, None, None]) & (j <= i)
+    return weighted(scores(q, k).masked_fill(~keep[:, None], -math.inf), v)
+
+
+def window_by_position(q, k, v, pos):
+    j = torch.arange(k.shape[-2], device=q.device)[None]
+    hidden = (j > pos[:, None]) | (j < pos[:, None] - 40)
+    return weighted(scores(q, k).masked_fill(hidden, -math.inf), v)
+
+
+def since_start(q, k, v, start):
+    i, j = positions(q, k)
+    return weighted(scores(q, k).masked_fill((j > i) | (j < start[:, None]), -math.inf), v)
+
+
+add(lambda s: (*qkv(s), random_positions(s)), by_position)
+add(lambda s: (*qkv(s), in_order(s)), by_position_in_order)
+add(lambda s: (*qkv(s, kv_heads=2), in_order(s)), grouped_by_position)
+add(lambda s: (*qkv(s), lengths(s)), by_length)
+add(lambda s: (*qkv(s), lengths(s)), causal_by_length)
+add(lambda s: (*qkv(s), random_positions(s).clamp(-(2**40))), window_by_position)
+add(lambda s: (*qkv(s), torch.arange(s.m) // 100 * 100), since_start)
+
+
+def arguments(name: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """The variant's arguments, seeded."""
+    torch.manual_seed(0)
+    return ROWS[name][1](sizes)
+
+
+def planned(name: str, sizes: Sizes) -> Compiled:
+    """The variant's plan for a card."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        args = [mode.from_tensor(x) for x in arguments(name, sizes)]
+        gm = make_fx(torch.func.functionalize(ROWS[name][0]), decomposition_table=decompositions())(*args)
+    return all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {}))

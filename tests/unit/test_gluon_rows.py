@@ -1,0 +1,55 @@
+"""Gluon streams under masks that compare positions with numbers of the rows: values in the emulator, the text, and what it
+compiles to for sm_90 (no card is needed)."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from gluon_resources import compile_gluon
+
+from plait.emit.gluon import emit_gluon
+from plait.emit.gluon_shape import loads_beside_factors
+from plait.oracle.compare import FAIL, compare
+from plait.oracle.reference import reference
+from tests.attention_rows import ROWS, arguments, planned
+from tests.attention_variants import Sizes
+from tests.unit.test_gluon_values import emulated
+
+LARGE = Sizes(b=2, h=8, m=2040, n=2048, d=64)
+
+
+@pytest.mark.parametrize("name", list(ROWS))
+def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, args = ROWS[name][0], arguments(name, Sizes(b=3, h=2, m=520, n=392, d=64))
+    verdict = compare(emulated(fn, args, monkeypatch), fn(*args), reference(fn, args), name=name)
+    assert verdict.status != FAIL, verdict.message
+
+
+def _text(name: str) -> str:
+    (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
+    assert not loads_beside_factors(launch.parts[0].program), "tried by default"
+    return emit_gluon(launch.parts[0].program, "kernel").text
+
+
+def test_tiles_are_counted_before_the_groups_part() -> None:
+    kernel = _text("grouped_by_position").split("def kernel(")[1]
+    assert kernel.count(" = row_ends(b0_ptr, p2_start") == 2, "of the rows of both groups"
+    assert "_most + 1) - first + 127) // 128, 1)" in kernel.split("high = ")[0]
+
+
+def test_a_length_is_read_once() -> None:
+    kernel = _text("by_length").split("def kernel(")[1]
+    assert kernel.count(" = row_ends(") == 1
+
+
+def test_cut_tiles_before_the_whole_ones_are_tiles_that_come() -> None:
+    assert ", count)" in _text("window_by_position").split("    low = ")[1].split("\n")[0]
+
+
+@pytest.mark.parametrize("name", ["grouped_by_position", "by_length", "window_by_position"])
+def test_nothing_spills(name: str) -> None:
+    (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
+    made = compile_gluon(emit_gluon(launch.parts[0].program, "kernel"))
+    assert made.stack == made.counts["STL"] == made.counts["LDL"] == 0
