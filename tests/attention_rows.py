@@ -81,6 +81,12 @@ def since_start(q, k, v, start):
     return weighted(scores(q, k).masked_fill((j > i) | (j < start[:, None]), -math.inf), v)
 
 
+def not_in_window(q, k, v):
+    """Numbers that are positions: a mask that is denied as a whole."""
+    i, j = positions(q, k)
+    return weighted(scores(q, k).masked_fill(~((j <= i) & (i - j < 300)), -math.inf), v)
+
+
 add(lambda s: (*qkv(s), random_positions(s)), by_position)
 add(lambda s: (*qkv(s), in_order(s)), by_position_in_order)
 add(lambda s: (*qkv(s, kv_heads=2), in_order(s)), grouped_by_position)

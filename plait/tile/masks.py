@@ -74,7 +74,7 @@ class _Known:
         if position is not None:
             self.positions[s.out] = position
             return [s]
-        self._note_or(s)
+        self._note_negated(s)
         guard = self._guard(s)
         if guard is not None:
             return [self._holds(s.out, guard, s)]
@@ -102,7 +102,9 @@ class _Known:
         self.count += 1
         return self.count - 1
 
-    def _note_or(self, s: Let) -> None:
+    def _note_negated(self, s: Let) -> None:
+        if s.op == "bit_not" and s.args[0] in self.guards:
+            self.negated[s.out] = self.guards[s.args[0]]
         if s.dtype is DType.b1 and s.op in ("bit_or", "add", "maximum"):
             self.either[s.out] = (s.args[0], s.args[1])
             parts = [self._where_false(a) for a in s.args]

@@ -8,12 +8,13 @@ import pytest
 pytest.importorskip("triton")
 
 import triton_row_cases
+import triton_row_forward
 from triton_module import interpreted
 from triton_resources import compile_sm90
 
 from plait.emit.triton import emit_triton
-from tests.attention_rows import ROWS, planned
-from tests.attention_variants import Sizes
+from tests.attention_rows import ROWS, not_in_window, planned
+from tests.attention_variants import Sizes, qkv
 
 pytestmark = pytest.mark.timeout(300)  # the first case waits for all of them
 LARGE = Sizes(b=2, h=8, m=2040, n=2048, d=64)
@@ -35,7 +36,7 @@ def forward() -> dict[str, str]:
     return interpreted("triton_row_forward.py")
 
 
-@pytest.mark.parametrize("name", list(ROWS))
+@pytest.mark.parametrize("name", triton_row_forward.CASES)
 def test_planned_attention(name: str, forward: dict[str, str]) -> None:
     assert name in forward, forward[""]
     assert not forward[name], forward[name]
@@ -100,6 +101,12 @@ def test_planned_attention_has_bounds(name: str) -> None:
     assert "_most" in loops[-1].split("\n")[0] or "_least" in loops[0].split("\n")[0]
     masked = [">=" in loop for loop in loops]
     assert masked in ([False, True], [True, False, True]), masked
+
+
+def test_a_conjunction_that_is_denied_bounds_loops_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROWS, "not_in_window", (not_in_window, qkv))
+    loops = _planned("not_in_window").split("    for ")[1:]
+    assert "r0_from" in loops[0] and "r0_full" in loops[1] and len(loops) == 3
 
 
 @pytest.mark.parametrize("name", ["grouped_by_position", "by_length", "window_by_position"])
