@@ -6,6 +6,7 @@ count as that operator. What the backward computes a second time is not eager's 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
@@ -109,6 +110,7 @@ def _readers(n: fx.Node) -> Iterator[fx.Node]:
             yield u
 
 
+@functools.cache
 def _name(target: Any) -> str:
     return re.sub(r"^(aten\.[^.]+)\..*$", r"\1", str(target))
 
@@ -157,9 +159,12 @@ def _is_free(n: fx.Node) -> bool:
 
 
 def _is_view(n: fx.Node) -> bool:
-    if not isinstance(n.target, torch._ops.OpOverload):
-        return False
-    return bool(n.target.is_view) or _name(n.target).removeprefix("aten.") in _VIEWS
+    return isinstance(n.target, torch._ops.OpOverload) and _makes_views(n.target)
+
+
+@functools.cache  # torch reads the schema anew each time, and every node is asked about many times
+def _makes_views(target: torch._ops.OpOverload) -> bool:
+    return bool(target.is_view) or _name(target).removeprefix("aten.") in _VIEWS
 
 
 def _nbytes(value: Any) -> float:
