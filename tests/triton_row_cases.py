@@ -29,7 +29,12 @@ def keys(op: str, bound: torch.Tensor) -> torch.Tensor:
 
 
 def by_row(
-    name: str, ops: tuple[str, ...], bounds: tuple[torch.Tensor, ...], turned: bool = False, schedule: str = ATTENTION
+    name: str,
+    ops: tuple[str, ...],
+    bounds: tuple[torch.Tensor, ...],
+    turned: bool = False,
+    schedule: str = ATTENTION,
+    m: int = M,
 ) -> None:
     """A case: keys count where their position compares so (`turned`: the number stands on the left) with bounds of the row,
     or of the head where there are few, and all of `ops` hold."""
@@ -56,9 +61,9 @@ def by_row(
 
             return keep
 
-        mk, (q, k, v) = attention_make(heads, M, N, 16, 16, BF16, schedule=schedule, shown=shown)
+        mk, (q, k, v) = attention_make(heads, m, N, 16, 16, BF16, schedule=schedule, shown=shown)
         t = q.double() @ k.double().transpose(1, 2) * 16**-0.5
-        seen = torch.ones(heads, M, N, dtype=torch.bool)
+        seen = torch.ones(heads, m, N, dtype=torch.bool)
         for op, b in zip(ops, bounds, strict=True):
             seen &= keys(op, b.long()[:, None] if len(b) == heads else b)
         t = t.masked_fill(~seen, -INF)
@@ -78,6 +83,7 @@ by_row("lengths", ("lt",), (torch.tensor([37, 0]),))
 by_row("lengths_i32", ("lt",), (torch.tensor([1000, 16], dtype=torch.int32),))
 by_row("starts_and_positions", ("ge", "le"), (torch.arange(M) // 20 * 20, torch.arange(M)))
 by_row("one_row_a_block", ("le",), (RANDOM,), schedule=ATTENTION.replace("p1:16", "p1:1"))
+by_row("few_rows", ("lt",), (torch.tensor([37, 16]),), schedule=ATTENTION.replace("p1:16", "p1:all"), m=5)
 by_row("all_rows", ("le",), (RANDOM,), schedule=ATTENTION.replace("p1:16", "p1:all"))
 ROWS["unknown_rows"] = CASES["unknown_rows"] = lambda: unknown_sizes("rows_between", "p1 r0")
 

@@ -19,6 +19,9 @@ from plait.ir.index import Expr
 from plait.tile.masks import is_statistic
 from plait.tile.program import Check, Dot, Let, Reduce, Scan, Store, Sweep, TileProgram, walk
 
+_FEW = 16
+"""Rows below which a mask costs nothing beside the loads that a second loop would have to wait for again."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -59,6 +62,8 @@ def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
         end = f"tl.minimum({end}, {b.text(indexer, most=True)})"
     if not (found or not d.even) or not _masks_products(s) or _is_narrow(lower, upper, d.tile):
         return [Segment(start, end)]
+    if any(b.rows for b in found) and _rows(s, indexer) < _FEW:
+        return [Segment(start, end)]
     full = extent
     for b in upper:
         full = f"tl.minimum({full}, {b.text(indexer, most=False)})"
@@ -78,6 +83,13 @@ def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
         return [*out, Segment(first, end, true, True)]
     name = f"{d.name}_full"
     return [*out, Segment(first, name, true, True, (f"{name} = {full}",)), Segment(name, end)]
+
+
+def _rows(s: Sweep, indexer: Indexer) -> int:
+    """How many rows of points a tile of the products has that the sweep walks over."""
+    dots = [x for x in walk((s,)) if isinstance(x, Dot) and s.dim in x.span]
+    sides = [[indexer.dims[i] for i in x.span if i != s.dim and indexer.dims[i].blocked] for x in dots]
+    return max(math.prod(min(d.tile, d.extent.const or d.tile) for d in side) for side in sides)
 
 
 def _masks_products(s: Sweep) -> bool:

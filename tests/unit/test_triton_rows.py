@@ -78,6 +78,13 @@ def test_a_number_of_the_batch_needs_no_reduction() -> None:
     assert "tl.reduce" not in before and "_most = v" in before
 
 
+def test_few_rows_take_one_loop() -> None:
+    """As decoding does: its time is the loads', which a second loop would begin to wait for again."""
+    loops = _text("few_rows").split("    for ")[1:]
+    assert len(loops) == 1
+    assert "tl.range(0, tl.minimum(53, " in loops[0] and "_most), 16" in loops[0]
+
+
 def test_numbers_are_compared_in_32_bits_and_do_not_overflow() -> None:
     text = _text("rows_gt")
     assert "tl.cast(tl.minimum(tl.maximum(v0, -53), 53), tl.int32)" in text
