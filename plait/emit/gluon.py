@@ -83,9 +83,11 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 @dataclass(frozen=True)
 class GluonSource(TritonSource):
-    """See TritonSource. The kernel takes `descriptors` first, then the pointers and numbers of `args`."""
+    """See TritonSource. The kernel takes `descriptors` first, then the pointers and numbers of `args`. `by_rows`: its loop is
+    bounded by numbers that it loads."""
 
     descriptors: tuple[Descriptor, ...] = ()
+    by_rows: bool = False
 
 
 def emit_gluon(program: TileProgram, name: str) -> GluonSource:
@@ -113,6 +115,7 @@ def emit_gluon(program: TileProgram, name: str) -> GluonSource:
         numbers=program.symbols,
         options=(("enable_fp_fusion", emitter.accuracy.may_contract),),
         descriptors=tuple(p.descriptor for p in emitter.places.values()),
+        by_rows=isinstance(emitter, GluonEmitter) and bool(emitter.ends),
     )
 
 

@@ -11,8 +11,10 @@ from gluon_resources import compile_gluon
 
 from plait.emit.gluon import emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
+from plait.options import Options
 from plait.oracle.compare import FAIL, compare
 from plait.oracle.reference import reference
+from plait.runtime import assemble, report
 from tests.attention_rows import ROWS, arguments, planned
 from tests.attention_variants import Sizes
 from tests.unit.test_gluon_values import emulated
@@ -29,7 +31,7 @@ def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _text(name: str) -> str:
     (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
-    assert not loads_beside_factors(launch.parts[0].program), "tried by default"
+    assert not loads_beside_factors(launch.parts[0].program)
     return emit_gluon(launch.parts[0].program, "kernel").text
 
 
@@ -53,3 +55,15 @@ def test_nothing_spills(name: str) -> None:
     (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
     made = compile_gluon(emit_gluon(launch.parts[0].program, "kernel"))
     assert made.stack == made.counts["STL"] == made.counts["LDL"] == 0
+
+
+@pytest.mark.parametrize(("asked", "built"), [("measured", False), ("all", True)])
+def test_such_loops_are_built_where_every_form_is_asked_for(
+    asked: str, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None has run on a card yet."""
+    monkeypatch.setattr(assemble, "can_run", lambda device: True)
+    (launch,) = (launch for launch in planned("by_length", LARGE).launches if launch.parts)
+    with report.compiling("inference"):
+        found = assemble._in_gluon(launch, "cuda", Options.make(None, {"gluon": asked}))
+    assert (found is not None) is built
