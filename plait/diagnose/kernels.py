@@ -16,7 +16,7 @@ from plait.emit.cpp import CppKernel
 from plait.emit.triton import emit_triton
 from plait.errors import BuildFailed, CheckFailed, LowerFailed, PlaitError
 from plait.ir.bindings import sym_values
-from plait.ir.graph import Node
+from plait.ir.graph import Node, topological
 from plait.options import Options
 from plait.oracle.compare import Verdict, compare
 from plait.oracle.eval_graph import Evaluation, Value
@@ -119,7 +119,7 @@ class Kernels:
             wide = wide.double() if mode == "float64" and n.dtype.is_float else wide
             run.values[n] = Value(wide, wide)
         with torch.no_grad():
-            for n in _needed(nodes, run.values):
+            for n in topological(nodes, run.values):
                 run.values[n] = run.compute(n)
         return {n: run.values[n].rounded for n in nodes}
 
@@ -210,15 +210,3 @@ class Kernels:
             if any(v.status == "FAIL" for v in self.judge(got, given).values()):
                 return n
         return None
-
-
-def _needed(nodes: Sequence[Node], given: Mapping[Node, Any]) -> list[Node]:
-    """What must be computed, sources first."""
-    seen: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        n = stack.pop()
-        if n not in seen and n not in given:
-            seen.add(n)
-            stack.extend(r.source for r in n.reads)
-    return sorted(seen, key=lambda n: n.serial)

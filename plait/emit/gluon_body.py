@@ -19,7 +19,7 @@ from plait.emit.gluon_loop import Tiles, tiles_of
 from plait.emit.gluon_merge import defined_in, merged, names_in
 from plait.emit.gluon_rows import row_ends
 from plait.emit.gluon_shape import GROUP_ROWS, PARTS, Stream, TileIndexer
-from plait.emit.gluon_text import accumulator, function, sides_of
+from plait.emit.gluon_text import accumulator, function, sides_of, specialized
 from plait.emit.triton_body import Emitter, begins, reductions_in, without_unused
 from plait.emit.triton_bounds import Segment
 from plait.emit.triton_grid import needed_for
@@ -31,7 +31,6 @@ from plait.ir.index import Expr
 from plait.tile.program import Dot, Load, Reduce, Store, Sweep, TileProgram
 
 _RINGS = ("right_ready", "right_free", "values_ready", "values_free")
-_REGISTERS = (240, 24)  # a thread of the second group (the first has what is left, as many), and of the copying warp
 
 
 @dataclass(frozen=True)
@@ -377,9 +376,7 @@ class GluonEmitter(Emitter):
             mine = [f"{start} + {k * GROUP_ROWS}" if k and n == start else n for n in env]
             groups.append(f"(consumer, ({', '.join([left, *shared, *mine, 'STAGES'])}))")
         groups.append(f"(producer, ({', '.join([*self._producer_args(), 'STAGES'])}))")
-        more = [4] * (PARTS - 1) + [1]
-        registers = [_REGISTERS[0]] * (PARTS - 1) + [_REGISTERS[1]]
-        lines.append(f"gl.warp_specialize([{', '.join(groups)}], {more}, {registers})")
+        lines.append(specialized(groups))
         body = "\n".join(f"    {x}" for x in lines).replace("STAGES", str(self.program.schedule.stages))
         parameters = [*(p.descriptor.name for p in self.places.values()), "@pointers@", *self.program.symbols]
         return function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])

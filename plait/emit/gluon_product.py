@@ -11,12 +11,12 @@ What happens point by point is the text of the plain Triton emitter, in a functi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plait.emit.gluon_descriptor import Place, place_of
 from plait.emit.gluon_merge import defined_in, names_in
-from plait.emit.gluon_text import accumulator, function, indented, sides_of
+from plait.emit.gluon_shape import GROUP_ROWS, HALF, PARTS, loaded
+from plait.emit.gluon_text import accumulator, function, indented, sides_of, specialized
 from plait.emit.triton_body import Emitter, without_unused
 from plait.emit.triton_grid import needed_for
 from plait.emit.triton_index import Axes, Indexer, Local, plan_dims, size_name, spans
@@ -39,11 +39,8 @@ from plait.tile.program import (
 )
 from plait.tile.schedule import EVERY
 
-_HALF = (DType.bf16, DType.f16)
-_ROWS, _COLUMNS, _DEPTH = 64, 128, 64  # of a sum, and points of a step
-_GROUPS = 2  # of four warps that compute
+_COLUMNS, _DEPTH = 128, 64  # of a sum, and points of a step
 _STAGES = 4
-_REGISTERS = (240, 24)
 _SUMS = 2  # that a group has
 _UNITS = 132  # multiprocessors of the cards, where the schedule does not say how many blocks there are
 
@@ -80,7 +77,7 @@ def product_of(program: TileProgram) -> Product:
     if len({(s.dims, s.span, s.operand) for s in dots}) != 1 or any(s.scale is not None for s in dots):
         raise LowerFailed("products of several forms")
     first = dots[0]
-    if first.operand not in _HALF or first.dims != (sweeps[0].dim,):
+    if first.operand not in HALF or first.dims != (sweeps[0].dim,):
         raise LowerFailed("factors are not of 16 bits, or summed over other dims than the loop's")
     many = {i for i, d in enumerate(program.dims) if program.schedule.size(d.name) != 1}
     sides = many & set(first.span)
@@ -91,8 +88,8 @@ def product_of(program: TileProgram) -> Product:
         for x, y in ((s.arg, s.other), (s.other, s.arg)):
             only = [sides & set(span[k]) for k in (x, y)]
             if all(len(o) == 1 for o in only) and only[0] != only[1] and min(only[0]) < min(only[1]):
-                lefts.append((min(only[0]), _loaded(x, first.operand, defs, program)))
-                rights.append((min(only[1]), _loaded(y, first.operand, defs, program)))
+                lefts.append((min(only[0]), loaded(x, first.operand, defs, program)))
+                rights.append((min(only[1]), loaded(y, first.operand, defs, program)))
     if len(lefts) != len(dots) or len({i for i, _ in lefts}) != 1 or len({i for i, _ in rights}) != 1:
         raise LowerFailed("factors are not rows x depth and depth x columns")
     rows, columns = lefts[0][0], rights[0][0]
@@ -101,28 +98,16 @@ def product_of(program: TileProgram) -> Product:
     beside = [s for s in sweeps[0].body if isinstance(s, Load) and s not in [x for _, x in (*lefts, *rights)]]
     if beside or any(isinstance(s, Store) for s in sweeps[0].body):
         raise LowerFailed("the loop loads or stores more than factors")
-    for i, n in ((rows, _ROWS), (columns, _COLUMNS), (first.dims[0], _DEPTH)):
+    for i, n in ((rows, GROUP_ROWS), (columns, _COLUMNS), (first.dims[0], _DEPTH)):
         extent = program.dims[i].extent.const
         if extent is None or extent <= n:
             raise LowerFailed(f"{program.dims[i].name} is one tile, or known at run time only")
     return Product(rows, columns, first.dims[0], dots, lefts[0][1], tuple(s for _, s in rights), first.operand)
 
 
-def _loaded(k: int, operand: DType, defs: Mapping[int, Let | Load | Reduce | Scan], program: TileProgram) -> Load:
-    """The load that a factor is, as it lies in memory."""
-    d = defs[k]
-    while isinstance(d, Let) and d.op == "round" and d.attr("dtype") is operand:
-        d = defs[d.args[0]]
-    if not isinstance(d, Load) or program.buffers[d.buffer].dtype is not operand or d.fill != 0:
-        raise LowerFailed("a factor is computed, not loaded")
-    if d.guard or d.address.values():
-        raise LowerFailed("a factor is read under a guard or through an index")
-    return d
-
-
 def rescheduled(program: TileProgram, p: Product) -> TileProgram:
     """The program with the tiles of a group's sums."""
-    tiles = {p.rows: _ROWS, p.columns: _COLUMNS, p.depth: _DEPTH}
+    tiles = {p.rows: GROUP_ROWS, p.columns: _COLUMNS, p.depth: _DEPTH}
     named = tuple((program.dims[i].name, n) for i, n in sorted(tiles.items()))
     return replace(program, schedule=program.schedule.having(tile=named, warps=4, stages=_STAGES, vector="", blocks=0))
 
@@ -131,7 +116,7 @@ class _Tiles(Indexer):
     """Index expressions whose vectors lie as the sums do."""
 
     def __init__(self, program: TileProgram, p: Product) -> None:
-        parts = {p.rows: _GROUPS, p.columns: p.halves}
+        parts = {p.rows: PARTS, p.columns: p.halves}
         super().__init__(tuple(replace(d, parts=parts.get(d.index, 1)) for d in plan_dims(program)), "")
         self.order = (p.rows, p.columns, p.depth)
         self.names = {p.rows: "SUM_ROWS", p.columns: "SUM_COLUMNS"}
@@ -270,14 +255,14 @@ class ProductEmitter(Emitter):
             right += "" if self.places[name].turned else ".permute((1, 0))"
             products.append(f"sum{n} = warpgroup_mma(left_tile, {right}, sum{n}, is_async=True)")
         rows, columns = (f"{self.dims[i].name}_start" for i in (self.p.rows, self.p.columns))
-        own = {rows: f"{rows} + part * {_ROWS}"}
+        own = {rows: f"{rows} + part * {GROUP_ROWS}"}
         calls = []
         for n in range(1 if two else _SUMS):
             at = {**own, columns: f"{columns} + {n * _COLUMNS}" if n else columns}
             given = [sums] if two else [f"sum{n}"]
             calls.append(f"finish({', '.join([*given, *(at.get(x, x) for x in env), 'out'])})")
         body = [
-            *(f"sum{n} = gl.zeros([{_ROWS}, {_COLUMNS}], gl.float32, SUM)" for n in range(_SUMS)),
+            *(f"sum{n} = gl.zeros([{GROUP_ROWS}, {_COLUMNS}], gl.float32, SUM)" for n in range(_SUMS)),
             f"for k in range({self._steps()}):",
             *indented(
                 [
@@ -308,8 +293,8 @@ class ProductEmitter(Emitter):
         rows, columns = (f"{self.dims[i].name}_start" for i in (self.p.rows, self.p.columns))
         left = self.places["left"]
         copies = []
-        for n in range(_GROUPS):
-            at = left.at(f"{rows} + {n * _ROWS}" if n else rows, f"k * {_DEPTH}")
+        for n in range(PARTS):
+            at = left.at(f"{rows} + {n * GROUP_ROWS}" if n else rows, f"k * {_DEPTH}")
             copies.append(f"tma.async_copy_global_to_shared(left_tiles, {at}, ready.index(slot), left{n}.index(slot))")
         two = len(self.p.dots) == _SUMS
         for n in range(_SUMS):
@@ -325,7 +310,7 @@ class ProductEmitter(Emitter):
                 [
                     "slot = t % STAGES",
                     "mbarrier.wait(free.index(slot), ((t // STAGES) & 1) ^ 1)",
-                    f"mbarrier.expect(ready.index(slot), {_GROUPS} * left_tiles.block_type.nbytes + "
+                    f"mbarrier.expect(ready.index(slot), {PARTS} * left_tiles.block_type.nbytes + "
                     f"{_SUMS} * right0_tiles.block_type.nbytes)",
                     *copies,
                     "t += 1",
@@ -350,7 +335,7 @@ class ProductEmitter(Emitter):
             ),
             *(
                 f"out{n} = gl.allocate_shared_memory({tl_type(first.dtype)}, {first.name}.block_type.shape, {first.name}.layout)"
-                for n in range(_GROUPS)
+                for n in range(PARTS)
             ),
             *(
                 f"{n} = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())"
@@ -358,15 +343,14 @@ class ProductEmitter(Emitter):
             ),
             "for slot in gl.static_range(STAGES):",
             "    mbarrier.init(ready.index(slot), 1)",
-            f"    mbarrier.init(free.index(slot), {_GROUPS})",
+            f"    mbarrier.init(free.index(slot), {PARTS})",
         ]
         groups = []
-        for n in range(_GROUPS):
+        for n in range(PARTS):
             given = [f"left{n}", "right0", "right1", "ready", "free", f"out{n}", str(n), *outer, "STAGES"]
             groups.append(f"(consumer, ({', '.join(given)}))")
         groups.append(f"(producer, ({', '.join([*self._producer_args(), 'STAGES'])}))")
-        registers = [_REGISTERS[0]] * (_GROUPS - 1) + [_REGISTERS[1]]
-        lines.append(f"gl.warp_specialize([{', '.join(groups)}], {[4] * (_GROUPS - 1) + [1]}, {registers})")
+        lines.append(specialized(groups))
         body = "\n".join(indented(lines)).replace("STAGES", str(_STAGES))
         parameters = [*(p.descriptor.name for p in self.places.values()), *pointers, *self.program.symbols]
         return function(name, parameters, [*self.grid.prologue(body, "tl.program_id(0)"), body])

@@ -21,7 +21,8 @@ PARTS = 2
 """Groups of four warps that share a block's rows."""
 GROUP_ROWS = 64
 _SHARED_BYTES = 220 * 1024
-_HALF = (DType.f16, DType.bf16)
+HALF = (DType.f16, DType.bf16)
+"""Types of factors."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def stream_of(program: TileProgram) -> Stream:
     if len(dots) != 2:
         raise LowerFailed(f"{len(dots)} products, not two")
     first, second = dots if set(dots[1].dims) & set(dots[0].span) else dots[::-1]
-    if first.operand not in _HALF or second.operand is not first.operand:
+    if first.operand not in HALF or second.operand is not first.operand:
         raise LowerFailed("factors are not of one 16-bit type")
     if len(first.dims) != 1 or len(second.dims) != 1 or second.dims[0] not in first.span:
         raise LowerFailed("no product is summed over one dim of the other")
@@ -67,7 +68,7 @@ def stream_of(program: TileProgram) -> Stream:
     left, right = _sides(first, span, row, stream)
     points, values = _sides(second, span, row, column)
     defs = {s.out: s for s in program.walk() if isinstance(s, (Let, Load, Reduce, Scan))}
-    left_load, right_load, values_load = (_loaded(k, first.operand, defs, program) for k in (left, right, values))
+    left_load, right_load, values_load = (loaded(k, first.operand, defs, program) for k in (left, right, values))
     return Stream(
         row,
         stream,
@@ -118,12 +119,12 @@ def _sides(s: Dot, span: Mapping[int, tuple[int, ...]], a: int, b: int) -> tuple
     raise LowerFailed("both factors vary over one side of a product")
 
 
-def _loaded(k: int, operand: DType, defs: dict[int, Let | Load | Reduce | Scan], program: TileProgram) -> Load:
-    """The load that a factor is, as it lies in memory."""
+def loaded(k: int, operand: DType, defs: Mapping[int, Let | Load | Reduce | Scan], program: TileProgram) -> Load:
+    """The load that a factor is, as it lies in memory. Raises LowerFailed where it is none."""
     d = defs[k]
     while isinstance(d, Let) and d.op == "round" and d.attr("dtype") is operand:
         d = defs[d.args[0]]
-    if not isinstance(d, Load):
+    if not isinstance(d, Load) or d.fill != 0:
         raise LowerFailed("a factor is computed, not loaded")
     b = program.buffers[d.buffer]
     if b.dtype is not operand or b.role != "in":

@@ -6,6 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from plait.emit.gluon_descriptor import Place
 
+_REGISTERS = (240, 24)  # a thread of the second group (the first has what is left, as many), and of the copying warp
+
+
+def specialized(parts: Sequence[str]) -> str:
+    """The line that sends groups of four warps and, last, the copying warp to their functions."""
+    more = len(parts) - 2  # groups beside the first
+    warps, registers = [4] * more + [1], [_REGISTERS[0]] * more + [_REGISTERS[1]]
+    return f"gl.warp_specialize([{', '.join(parts)}], {warps}, {registers})"
+
 
 def sides_of(place: Place) -> str:
     """The two sides of a tile in memory."""

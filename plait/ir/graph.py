@@ -12,7 +12,7 @@ Nodes are interned by their Builder, so equal nodes are one object; origins are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,15 +192,7 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Reachable nodes; every node comes after its sources."""
-        seen: set[Node] = set()
-        stack: list[Node] = [*(o.read.source for o in self.outputs), *self.effects]
-        while stack:
-            n = stack.pop()
-            if n not in seen:
-                seen.add(n)
-                stack.extend(r.source for r in n.reads)
-        # serial numbers grow along edges, because a node is built after its sources
-        return sorted(seen, key=lambda n: n.serial)
+        return topological([*(o.read.source for o in self.outputs), *self.effects])
 
     def facts(self, axes: Shape = ()) -> Facts:
         """Facts for simplification in the context of `axes`."""
@@ -292,16 +284,17 @@ def compose(read_index: Shape, through: Shape, facts: Facts) -> Shape:
     return tuple(e.substitute(env, facts) for e in read_index)
 
 
-def topological(outputs: Iterable[Node]) -> Iterator[Node]:
-    """Nodes under `outputs`, sources first."""
+def topological(outputs: Iterable[Node], given: Container[Node] = ()) -> list[Node]:
+    """Nodes under `outputs`, sources first, but for those `given` and what only they need."""
     seen: set[Node] = set()
     stack = list(outputs)
     while stack:
         n = stack.pop()
-        if n not in seen:
+        if n not in seen and n not in given:
             seen.add(n)
             stack.extend(r.source for r in n.reads)
-    yield from sorted(seen, key=lambda n: n.serial)
+    # serial numbers grow along edges, because a node is built after its sources
+    return sorted(seen, key=lambda n: n.serial)
 
 
 def made_of(node: Node, inside: Collection[Node], reads: Callable[[Node], Iterable[Read]] | None = None) -> set[Node]:

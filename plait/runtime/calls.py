@@ -10,7 +10,7 @@ import torch
 
 from plait.errors import ImportFailed, InternalError
 from plait.frontend.externs import Item, instantiate, resolve
-from plait.ir.graph import Arg, Node
+from plait.ir.graph import Arg, topological
 from plait.runtime import tensors
 from plait.runtime.kernel import Launch, Slots
 from plait.runtime.sizes import Sizes
@@ -161,7 +161,7 @@ def eager_group(step: EagerStep, symbols: Mapping[str, int | float]) -> Launch:
     # sizes are bound already, and the group's inputs stand in for the graph's
     graph = replace(step.graph, bindings={}, constants={}, inputs=())
     atoms = sym_values(symbols)
-    order = _members(step)
+    order = topological(step.outputs, {n for n, _ in step.inputs})
 
     def run(slots: Slots) -> None:
         evaluation = Evaluation(graph, (), step.mode, {})
@@ -176,16 +176,3 @@ def eager_group(step: EagerStep, symbols: Mapping[str, int | float]) -> Launch:
                 slots[slot].copy_(evaluation.values[node].rounded)
 
     return run
-
-
-def _members(step: EagerStep) -> list[Node]:
-    """What must be computed, sources first."""
-    given = {n for n, _ in step.inputs}
-    seen: set[Node] = set()
-    stack = list(step.outputs)
-    while stack:
-        node = stack.pop()
-        if node not in seen and node not in given:
-            seen.add(node)
-            stack.extend(r.source for r in node.reads)
-    return sorted(seen, key=lambda n: n.serial)

@@ -17,6 +17,11 @@ from plait.tools.plain import as_json as to_json
 
 TARGETS = tuple(SPECS)
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+_JSON_FILE = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
+)
+_OPTIONS = click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+_SEEDS = click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Sets of ordinary values.")
 
 
 def _options(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def demo(file: str | None, top: int, threads: int | None, backend: str, as_json:
     "--train-steps", default=20, show_default=True, help="Steps of the loss-curve check of training models; 0: none."
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads (default: torch's).")
-@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@_OPTIONS
 @click.option(
     "--timeout", default=900.0, show_default=True, help="Seconds without progress before a workload is given up."
 )
@@ -108,15 +113,13 @@ def bench(
 @click.argument("file")
 @click.option("--train", is_flag=True, help="With the backward, from the sum of the results.")
 @click.option("--target", type=click.Choice(TARGETS), help="Plan and compile for a device that need not be here.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
-)
+@_JSON_FILE
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that needs no network here.")
 @click.option(
     "--top", default=5, show_default=True, type=click.IntRange(0), help="Refusals, and steps a graph; 0: all."
 )
 @click.option("--detail/--brief", default=None, help="Every operator of every kernel (default: of small programs).")
-@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@_OPTIONS
 @debug_option(expose=True)
 def explain(
     file: str,
@@ -151,11 +154,9 @@ def explain(
 @main.command()
 @click.argument("file")
 @click.option("--train", is_flag=True, help="Gradients too, of every float argument and parameter.")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Sets of ordinary values.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
-)
-@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@_SEEDS
+@_JSON_FILE
+@_OPTIONS
 @debug_option(expose=True)
 def verify(
     file: str,
@@ -180,12 +181,10 @@ def verify(
     "--slow", is_flag=True, help="Find the decision that costs most time, instead of one that makes it wrong."
 )
 @click.option("--train", is_flag=True, help="With the backward.")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Sets of ordinary values.")
+@_SEEDS
 @click.option("--folder", type=click.Path(file_okay=False), help="Of the repro (default: plait_bisect/NAME).")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write JSON here; -: to stdout."
-)
-@click.option("--option", "options", multiple=True, help="name=value, passed to plait; may be repeated.")
+@_JSON_FILE
+@_OPTIONS
 @debug_option(expose=True)
 def bisect(
     file: str,

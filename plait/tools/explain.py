@@ -41,9 +41,7 @@ def run(
     can_write(json_path)
     can_write(html_path)
     say_to_people(f"loading {file} ...")
-    # what the program prints is no part of the report
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), quiet(not debug):
-        warnings.simplefilter("ignore")  # what runs in eager is in the report
+    with silent(debug):  # what runs in eager is in the report
         fn, calls = load(file)
         from plait.report.run import explain_calls
 
@@ -97,12 +95,15 @@ def say_to_people(line: str) -> None:
 
 
 @contextlib.contextmanager
-def quiet(quiet: bool) -> Iterator[None]:
-    """Without torch's own tracebacks of a program that raises: the error says what is wrong."""
-    if quiet:
+def silent(debug: bool) -> Iterator[None]:
+    """Without what the program prints and torch warns of, which are no part of the answer, and unless `debug` without torch's
+    own tracebacks of a program that raises: the error says what is wrong."""
+    if not debug:
         logging.disable(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(logging.NOTSET)
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.tools.explain import can_write, load, quiet, say_to_people, writing
+from plait.tools.explain import can_write, load, say_to_people, silent, writing
 
 
 def run(
     file: str, *, train: bool, seeds: int, json_path: str | None, options: Mapping[str, Any], debug: bool = False
 ) -> int:
     """Verify a file; 0 when it is right, 1 when it is wrong."""
-    can_write(json_path)
-    say_to_people(f"loading {file} ...")
-    with silent(debug):
-        fn, calls = load(file)
+
+    def judge(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Any:
         from plait.diagnose.verify import verify_calls
 
-        found = verify_calls(
+        return verify_calls(
             fn,
             calls,
             train=train or None,
@@ -31,11 +26,8 @@ def run(
             name=Path(file).name,
             say=say_to_people,
         )
-    if json_path is not None:
-        write(json_path, found.to_json())
-    if json_path != "-":
-        print(found, end="")
-    return 0 if found.right else 1
+
+    return 0 if _judged(file, json_path, debug, judge).right else 1
 
 
 def run_bisect(
@@ -50,13 +42,11 @@ def run_bisect(
     debug: bool = False,
 ) -> int:
     """Bisect a file; 0 when there is nothing to find, 1 when there is."""
-    can_write(json_path)
-    say_to_people(f"loading {file} ...")
-    with silent(debug):
-        fn, calls = load(file)
+
+    def judge(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Any:
         from plait.diagnose.bisect import bisect_calls
 
-        found = bisect_calls(
+        return bisect_calls(
             fn,
             calls,
             slow=slow,
@@ -67,25 +57,26 @@ def run_bisect(
             name=Path(file).name,
             say=say_to_people,
         )
+
+    return 1 if _judged(file, json_path, debug, judge).fault else 0
+
+
+def _judged(
+    file: str,
+    json_path: str | None,
+    debug: bool,
+    judge: Callable[[Callable[..., Any], list[tuple[Any, ...]]], Any],
+) -> Any:
+    """What `judge` finds of a file's program, written and printed."""
+    can_write(json_path)
+    say_to_people(f"loading {file} ...")
+    with silent(debug):
+        found = judge(*load(file))
+    if json_path == "-":
+        print(found.to_json())
+        return found
     if json_path is not None:
-        write(json_path, found.to_json())
-    if json_path != "-":
-        print(found, end="")
-    return 1 if found.fault else 0
-
-
-@contextlib.contextmanager
-def silent(debug: bool) -> Iterator[None]:
-    """Without what the program prints and torch warns of: neither is part of the answer."""
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), quiet(not debug):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def write(path: str, text: str) -> None:
-    """To a file, or for "-" to the output."""
-    if path == "-":
-        print(text)
-        return
-    with writing(path):
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        with writing(json_path):
+            Path(json_path).write_text(found.to_json() + "\n", encoding="utf-8")
+    print(found, end="")
+    return found
