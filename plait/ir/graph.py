@@ -172,8 +172,8 @@ class Graph:
     origins: dict[Node, tuple[Origin, ...]] = field(default_factory=dict)
     # strides eager gave to a node's value, where it is a dense tensor: the preferred layout of its buffer
     layouts: dict[Node, Shape] = field(default_factory=dict)
-    # strides the compiler chose, with gaps between rows: of values that only kernels and PRODUCTS see, and of inputs that a
-    # forward of ours left like that
+    # strides with gaps between rows: of values that only kernels see, PRODUCTS, and calls that ask for just these; and of
+    # inputs that a forward of ours left like that
     padded: dict[Node, Shape] = field(default_factory=dict)
     # partial results of reductions that were split over blocks: their combination waits for all blocks
     partials: frozenset[Node] = frozenset()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from plait.emit.triton import TritonSource
 from plait.frontend.context import from_dtype
@@ -49,7 +50,9 @@ class TritonKernel:
         self.binary: Any = None  # what `compile` made, for tools
         self.fault: torch.Tensor | None = None
         if source.has_fault:
-            self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=self.direct)
+            # real memory of the host, whichever mode or default device a compilation runs under
+            with unset_fake_temporarily():
+                self.fault = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=self.direct)
 
     @property
     def told(self) -> tuple[torch.Tensor, tuple[str, ...]] | None:

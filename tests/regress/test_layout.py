@@ -164,3 +164,38 @@ def test_a_part_of_an_argument_that_the_call_overwrites() -> None:
         return before, x[:, 1::2], x.diagonal() + 0
 
     agree(fn, (torch.randn(6, 8), torch.randn(6, 8)))
+
+
+def test_calls_get_the_strides_that_eager_gives_them() -> None:
+    """Some operators ask for aligned rows, for which eager pads; a value computed by a kernel came packed, and was refused."""
+    seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    @torch.library.custom_op("plait_test::look", mutates_args=())
+    def look(x: Tensor) -> Tensor:
+        seen.append((tuple(x.shape), tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1)))
+        return x.sum(-1)
+
+    look.register_fake(lambda x: x.new_empty(x.shape[:-1]))
+
+    def aligned(x: Tensor) -> Tensor:
+        return look(F.pad(x * 2, (0, 1))[..., :7].expand(2, 3, 6, 7))
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.pad(x * 2, (0, 1))
+        return look(y[..., :7]) + look(y[..., :7].contiguous()), x * 2
+
+    def repeated(x: Tensor) -> Tensor:
+        return look(F.pad(x, (1, 0)).expand(2, 4, 6, 8))
+
+    def transposed(x: Tensor) -> Tensor:
+        return look((x * 2).transpose(1, 3))
+
+    for fn in (aligned, both, repeated, transposed):
+        x = torch.randn(2, 1, 6, 7)
+        torch._dynamo.reset()
+        seen.clear()
+        want = fn(x)
+        eager = list(seen)
+        seen.clear()
+        torch.testing.assert_close(torch.compile(fn, backend="plait", options={"strict": True})(x), want)
+        assert seen == eager, fn.__name__

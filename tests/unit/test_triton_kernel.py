@@ -8,12 +8,14 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plait.emit.triton import emit_triton
 from plait.errors import BuildFailed
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.runtime.build import build_triton
+from plait.runtime.triton_kernel import TritonKernel
 from plait.tile.program import Buffer, Check, Dim, Let, Load, Store, TileProgram
 from plait.tile.schedule import Schedule
 
@@ -111,3 +113,13 @@ def test_profilers_see_launches() -> None:
     triton.knobs.runtime.launch_enter_hook.add(lambda metadata: seen.append(metadata.get()["name"]))
     launch([x, y, out])
     assert seen == ["watched"]
+
+
+def test_failed_checks_are_reported_into_real_memory() -> None:
+    """Compiling may happen under a fake mode, and under a default device of the user's."""
+    with FakeTensorMode(), torch.device("meta"):
+        kernel = TritonKernel(emit_triton(rows(), "rows"), None, "cpu", lambda: False, lambda provided: provided())
+    assert kernel.told is not None
+    place, said = kernel.told
+    assert place.device.type == "cpu" and place.data_ptr() and place.tolist() == [0]
+    assert said == ("row out of range",)

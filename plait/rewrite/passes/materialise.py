@@ -3,6 +3,8 @@
     extern(mm, %x^T as f32[8, 4] strides [1, 8])         x lies row-major: passed as a view of x
     extern(mm, pad(%x) as f32[9, 4])                     no view of x: reads %copy, a new node with that layout
     two operands that read it so, with other strides     each reads a copy with its own
+    extern(f, pad(%x) as f32[4, 8] strides [8, 0])       %copy has one column, which is read eight times
+    extern(f, pad(%x) as f32[4, 9] strides [12, 1])      %copy has gaps behind its rows: some calls ask for aligned ones
     outputs %y, %y                                       the second is a copy, unless eager's shares the first one's memory
 
     output %x[1:], a view of an argument                 stays one: it is a view in eager, too
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plait.ir import index as ix
 from plait.ir.graph import Builder, Graph, Node, Output, Read, Shape, contiguous_strides, identity
-from plait.plan.layout import Layouts, is_dense, is_matrix, is_product, same_strides
+from plait.plan.layout import Layouts, has_aligned_rows, is_dense, is_matrix, is_product, same_strides
 from plait.rewrite.engine import rebuilt, transform
 
 
@@ -48,11 +51,15 @@ def materialise(graph: Graph) -> Graph:
             if _is_view(old, layouts) or _is_taken(n, old, layouts):
                 fixed.append(new)
                 continue
-            fixed.append(_whole(laid_out(builder, old, new), new))
+            repeated = _repeated(old)
+            copy = laid_out(builder, _once(old, repeated), _once(new, repeated))
+            index = tuple(ix.ZERO if d in repeated else e for d, e in enumerate(identity(copy.shape)))
+            fixed.append(replace(new, source=copy, index=index, guard=(), fill=0))
         return rebuilt(builder, n, tuple(fixed))
 
     out = transform(graph, visit)
-    out.layouts.update(wanted)
+    for copy, strides in wanted.items():
+        (out.padded if has_aligned_rows(copy.shape, strides) else out.layouts)[copy] = strides
     return _own_outputs(out)
 
 
@@ -93,6 +100,21 @@ def _is_taken(n: Node, read: Read, layouts: Layouts) -> bool:
     """Whether a call takes an operand as a forward of ours left it, with its rows apart."""
     view = layouts.view(read) if layouts.is_padded(read.source) and is_product(n) else None
     return view is not None and is_matrix(view)
+
+
+def _repeated(read: Read) -> frozenset[int]:
+    """Dimensions along which an operand is the same, and is owed with a stride of 0."""
+    if read.strides is None or read.domain is None:
+        return frozenset()
+    used = {a for e in (*read.index, *read.guard) for a in e.axes()}
+    still = (d for d, s in enumerate(read.strides) if s is ix.ZERO and d not in used)
+    return frozenset(d for d in still if read.domain[d] is not ix.ONE)
+
+
+def _once(read: Read, repeated: frozenset[int]) -> Read:
+    """The read with dimensions that repeat it cut to one."""
+    assert read.domain is not None
+    return replace(read, domain=tuple(ix.ONE if d in repeated else e for d, e in enumerate(read.domain)))
 
 
 def _own_outputs(graph: Graph) -> Graph:

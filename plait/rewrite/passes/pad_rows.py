@@ -23,10 +23,11 @@ from plait.plan.layout import ALIGNED, Layouts, address, as_strided, is_matrix, 
 
 
 def pad_rows(graph: Graph, spec: DeviceSpec, numerics: str, reading: Reading | None = None) -> Graph:
-    """The graph with strides chosen; `reading` is the graph's, if there is one. Not under eager's numerics: the library may
-    add up in another order."""
-    given = {i.node for i in graph.inputs}
-    graph = replace(graph, padded={n: s for n, s in graph.padded.items() if n in given})
+    """The graph with strides chosen; `reading` is the graph's, if there is one. What a call asks for stays. Nothing is chosen
+    under eager's numerics: the library may add up in another order."""
+    given, users = {i.node for i in graph.inputs}, graph.users()
+    owed = {n for n in graph.padded if any(u.kind == "extern" and not is_product(u) for u in users[n])}
+    graph = replace(graph, padded={n: s for n, s in graph.padded.items() if n in given or n in owed})
     if not spec.row_bytes or numerics != "fused":
         return graph
     found = _Padding(graph, spec, reading).found()
