@@ -188,6 +188,24 @@ add("batched_walked", batched, "form=swept tile=p1:16,p2:16,r0:16 stages=2 vecto
 add("batched_in_block", batched, "form=swept tile=p0:2,p1:8,p2:8,r0:16 vector=p2")
 
 
+def summed_over_a_batch(schedule: str) -> DotCase:
+    """The products of a batch are added up, each rounded or not as it comes: a stream that both factors vary over."""
+    b, m, n, k = 3, 20, 18, 21
+    x, w = randn(b, m, k, dtype=BF16), randn(b, k, n, dtype=BF16)
+    mk = MakeDot("p0 p1 r0 r1", [m, n, b, k], schedule)
+    i, j, z, r = (axis(t) for t in range(4))
+    with mk.sweep(2):
+        with mk.sweep(3):
+            y = mk.dot(mk.load(x, (z * m + i) * k + r), mk.load(w, (z * k + r) * n + j), (3,), BF16)
+        total = mk.reduce("sum", y, (2,))
+    mk.store(empty(m, n, dtype=torch.float32), i * n + j, total)
+    return DotCase(mk, [(x.double() @ w.double()).sum(0)])
+
+
+add("batch_summed", summed_over_a_batch, "form=swept tile=p0:16,p1:16,r0:1,r1:16 stages=2 vector=p1")
+add("batch_summed_together", summed_over_a_batch, "form=swept tile=p0:16,p1:16,r0:2,r1:all stages=2 vector=p1")
+
+
 def absent_dim() -> DotCase:
     """A dim that neither factor varies over multiplies by its extent; one that only one varies over is summed."""
     m, n, k = 20, 18, 5

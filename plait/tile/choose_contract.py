@@ -55,7 +55,7 @@ def has_dots(flat: Flat) -> bool:
 
 def roles(flat: Flat) -> Roles:
     """Sort the dims of a program with contractions."""
-    spans = {getattr(s, "out", -1): frozenset(getattr(s, "span", ())) for s in flat.stmts}
+    spans = _spans(flat)
     dots = [s for s in flat.stmts if isinstance(s, Dot)]
     row = {i for i, d in enumerate(flat.dims) if d.role == "row"}
     stream = {d for s in dots for d in s.span if d in row}
@@ -81,6 +81,10 @@ def roles(flat: Flat) -> Roles:
             found.pop(d, None)
     depth = {d for s in dots for d in s.dims} - stream
     return Roles(tuple(rows), tuple(columns), tuple(sorted(stream)), tuple(sorted(depth)), tuple(width))
+
+
+def _spans(flat: Flat) -> dict[int, frozenset[int]]:
+    return {getattr(s, "out", -1): frozenset(getattr(s, "span", ())) for s in flat.stmts}
 
 
 def _batch(dots: list[Dot], spans: dict[int, frozenset[int]], row: set[int], stream: set[int]) -> set[int]:
@@ -264,7 +268,15 @@ def _gpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
         if _is_reduced_at_once(flat, found, tiles):
             most = 256  # nothing else is held: operands are read from the cache as seldom as the registers allow
         tile[last] = min(most if narrow else 32, max(16, power_of_two(hint(flat.dims[last].extent))))
+        tile |= dict.fromkeys(_stepped(flat, found), 1)
     return {d: n for d, n in tile.items() if d not in found.width}
+
+
+def _stepped(flat: Flat, found: Roles) -> list[int]:
+    """Streamed dims that are taken point by point: both factors of every product vary over them, as over a batch."""
+    spans = _spans(flat)
+    dots = [s for s in flat.stmts if isinstance(s, Dot)]
+    return [d for d in found.stream if all(d in spans[s.arg] & spans[s.other] for s in dots)]
 
 
 def _is_reduced_at_once(flat: Flat, found: Roles, tiles: int) -> bool:
@@ -305,6 +317,7 @@ def _cpu_tiles(flat: Flat, found: Roles, spec: DeviceSpec, hint: Hint) -> dict[i
     last = _largest(flat, found.stream, hint)
     if last is not None:
         tile[last] = _cut(flat.dims[last].extent, 128, hint)
+        tile |= dict.fromkeys(_stepped(flat, found), 1)
     return tile
 
 

@@ -9,13 +9,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import plait
 from plait.compiler import Compiled, all_levels
 from plait.emit.triton import emit_triton
 from plait.frontend.externs import decompositions
 from plait.frontend.fx_import import import_fx
 from plait.ir.graph import Node
 from plait.options import Options
-from plait.oracle.compare import FAIL, compare
+from plait.oracle.compare import FAIL, check, compare
 from plait.plan.device import SPECS
 from plait.runtime import report
 from plait.tile.program import Dot, Let, Sweep, TileProgram
@@ -167,3 +168,21 @@ def test_a_dropped_pair_has_no_gradient() -> None:
     (dv,) = torch.autograd.grad(y, v, torch.ones_like(y))
     torch.testing.assert_close(dv[..., :16, 0], (p * kept / 0.8).sum(-2), rtol=1e-4, atol=1e-5)
     assert 0.7 < float(kept.float().mean()) < 0.9
+
+
+def test_products_of_a_batch_that_are_added_up_are_taken_one_by_one() -> None:
+    """The gradient of a key that several queries' heads share: a tile of sixteen heads at once was more than a block may hold."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with plait.fuse("summed"):
+            return (a @ b).float().sum(1)
+
+    shapes = (4, 2, 300, 300), (4, 2, 300, 64)
+    torch._dynamo.reset()
+    args = [torch.randn(s, dtype=torch.bfloat16) for s in shapes]
+    for target in ("h200", "cpu"):
+        report = plait.explain(fn, *args, target=target)
+        (kernel,) = report.graphs[0].kernels
+        assert "r0:1," in kernel.schedule[0], kernel.schedule
+    torch._dynamo.reset()
+    check(torch.compile(fn, backend="plait", options={"strict": True})(*args), fn(*args), fn(*widened(args)))
