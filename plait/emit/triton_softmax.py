@@ -19,6 +19,7 @@ from plait.tile.program import Dot, Let, Load, Reduce, Scan, Stmt, Sweep, TilePr
 
 Defs = Mapping[int, Let | Load | Reduce | Scan]
 _LOG2E = 1.4426950408889634
+_NEAR = 2.0**28  # below it, the rounding of a product is less than what exp2 can take
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,11 @@ def _precedes(program: TileProgram, before: Let) -> bool:
 
 def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], str] | None:
     """(lines, text) of exp(x - b) as one exp2 of one fused multiply-add, or None. Only where x comes from a product of
-    matrices, whose own rounding is as coarse as that of b * log2 e, and b varies over fewer axes."""
+    matrices, whose own rounding is as coarse as that of b * log2 e, and b varies over fewer axes.
+
+    That rounding is a factor of the whole row, which the row's sum has too, until it is beyond what exp2 can give: then the
+    greatest x must come to 0 exactly, and all others, which are steps of their own size away, far below. Both do
+    where the row is multiplied with a power of two near the factor."""
     d = defs.get(s.args[0])
     if not isinstance(d, Let) or d.op != "sub" or s.dtype is not DType.f32:
         return None
@@ -200,13 +205,36 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
     axes, base = indexer.locals[s.args[0]].axes, indexer.locals[b]
     if base.axes == axes or not from_product(x, defs):
         return None
-    factor, shift = _LOG2E, 0.0
-    factors = linear(defs, x)
-    if factors is not None:
-        x, factor, shift = factors[0], factors[1].factor * _LOG2E, factors[1].shift * _LOG2E
+    factors, top = linear(defs, x), _maximum_under(b, defs)
+    c = factors[1] if factors is not None else Scale("mul", 1.0)
+    factor, shift = c.factor * _LOG2E, c.shift * _LOG2E
+    bounded = bool(shift)  # by a cap
     name = f"v{s.out}_b"
-    text = f"tl.exp2(tl.fma({indexer.operand(x, axes)}, {factor!r}, {indexer.widen(name, base.axes, axes)}))"
-    return [f"{name} = {base.text} * {-_LOG2E!r}" + (f" + {shift!r}" if shift else "")], text
+    if top is not None and not bounded:
+        if factors is not None and top[1] != c:
+            return [], f"tl.exp2(({indexer.operand(x, axes)} - {indexer.operand(b, axes)}) * {_LOG2E!r})"
+        power = 2.0 ** math.floor(math.log2(factor))
+        near, raw = f"tl.abs({base.text}) < {_NEAR!r}", indexer.locals[top[0]].text
+        lines = [
+            f"{name}_k = tl.where({near}, {factor!r}, {power!r})",
+            f"{name} = tl.where({near}, {base.text} * {-_LOG2E!r}, {raw} * {-power!r})",
+        ]
+        times = indexer.widen(f"{name}_k", base.axes, axes)
+    else:
+        lines, times = [f"{name} = {base.text} * {-_LOG2E!r}" + (f" + {shift!r}" if shift else "")], repr(factor)
+    x = factors[0] if factors is not None else x
+    return lines, f"tl.exp2(tl.fma({indexer.operand(x, axes)}, {times}, {indexer.widen(name, base.axes, axes)}))"
+
+
+def _maximum_under(b: int, defs: Defs) -> tuple[int, Scale] | None:
+    """(m, c) when local b is m c, or finite where m is -inf, and m is a maximum, carried or not. None where b is none."""
+    found = _where_lowest(b, defs)
+    k = found[0] if found is not None and found[0] == found[2] else b
+    factors = linear(defs, k)
+    m, c = factors if factors is not None else (k, Scale("mul", 1.0))
+    d = defs.get(m)
+    r = defs.get(d.args[0]) if isinstance(d, Let) and d.op in ("running", "before") else d
+    return (m, c) if isinstance(r, Reduce) and r.monoid == "max" else None
 
 
 def tanh_absolutely(s: Let, defs: Defs, indexer: Indexer) -> str:
