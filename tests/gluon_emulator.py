@@ -1,7 +1,9 @@
 """Runs emitted Gluon modules on CPU tensors: blocks one after the other, the parts of a block on threads of their own.
 
 What it keeps of the machine: a barrier has a count of arrivals and of bytes, and phases; a wait ends when its phase is over,
-and fails after a while. Copies fill with zeros what lies beyond a view. Products that are issued read their tiles as late
+fails when all groups wait, and is two waits: the fastest warp's, and the slowest one's at the next point where the group's
+warps meet. When the groups part, what none of them is given is overwritten by what they are given: barriers too, before
+slower warps have seen them. When they end, no phase is half over and no copy has come that nobody waited for. Copies fill with zeros what lies beyond a view. Products that are issued read their tiles as late
 as they may, when they are waited for, so that a tile given back too early is seen overwritten. Shared memory starts as NaN.
 Layouts mean nothing here: the compiler checks them.
 """
@@ -20,7 +22,6 @@ from plait.emit.gluon import GluonSource
 from plait.ir.dtype import DType
 from plait.runtime.sizes import Sizes
 
-_PATIENCE = 20.0
 _TORCH = {DType.bf16: torch.bfloat16, DType.f16: torch.float16}
 _local = threading.local()
 
@@ -29,38 +30,124 @@ class Stuck(Exception):
     """A barrier that nobody completes."""
 
 
-class Barrier:
-    """One mbarrier."""
+class Block:
+    """What a block has: groups of warps that run, those of them that wait, and its shared memory."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.count = self.arrivals = self.bytes = self.phase = 0
+        self.running = 1
+        self.waiting: dict[int, tuple[Barrier, int]] = {}
+        self.barriers: list[Barrier] = []
+        self.tiles: list[torch.Tensor] = []
+
+    def wait(self, barrier: Barrier, parity: int) -> None:
+        """Until a phase is over; fails as soon as every group waits for one that is not."""
+        with self.changed:
+            self.waiting[threading.get_ident()] = barrier, parity
+            try:
+                while not barrier.over(parity):
+                    if len(self.waiting) == self.running and not any(b.over(p) for b, p in self.waiting.values()):
+                        raise Stuck(f"every group waits; {barrier}")
+                    self.changed.notify_all()
+                    self.changed.wait()
+            finally:
+                del self.waiting[threading.get_ident()]
+
+    def ended(self) -> None:
+        """A group has."""
+        with self.changed:
+            self.running -= 1
+            self.changed.notify_all()
+
+    def overwrite(self, given: Sequence[Any]) -> None:
+        """What no group is given is dead: its memory takes what the groups are given. Of a barrier that says that its
+        first phase is not over."""
+        kept = {id(b) for x in given for b in _barriers_of(x)}
+        storages = {_storage(x.data) for x in given if isinstance(x, Shared) and isinstance(x.data, torch.Tensor)}
+        for b in self.barriers:
+            if id(b) not in kept:
+                b.phase, b.dead = 0, True
+        for t in self.tiles:
+            if _storage(t) not in storages:
+                t.fill_(float("nan"))
+
+    def check_end(self) -> None:
+        """Nothing is left half done."""
+        for b in self.barriers:
+            assert b.dead or (b.bytes == 0 and b.arrivals == b.count), f"a phase is half over: {b}"
+            assert b.dead or not b.copies or b.waited == b.phase, f"a tile comes that nobody waits for: {b}"
+
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _barriers_of(x: Any) -> list[Barrier]:
+    if isinstance(x, Barrier):
+        return [x]
+    return x.data if isinstance(x, Shared) and isinstance(x.data, list) else []
+
+
+class Barrier:
+    """One mbarrier. `phase` counts those that are over, `waited` those that somebody has waited for."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.count = self.arrivals = self.bytes = self.phase = self.waited = 0
+        self.copies = self.dead = False
+
+    def __str__(self) -> str:
+        return f"phase {self.phase}, {self.arrivals} arrivals and {self.bytes} bytes missing"
 
     def init(self, count: int) -> None:
         self.count = self.arrivals = count
+
+    def over(self, parity: int) -> bool:
+        """Whether the phase of that parity is: all that a barrier tells."""
+        return self.phase & 1 != parity
 
     def _settle(self) -> None:
         if self.arrivals == 0 and self.bytes == 0:
             self.phase += 1
             self.arrivals = self.count
-            self.changed.notify_all()
+            self.block.changed.notify_all()
 
     def arrive(self, bytes_: int = 0) -> None:
-        with self.changed:
+        with self.block.changed:
+            assert not self.dead, "a barrier is used whose memory is something else's"
             assert self.arrivals > 0, "more arrivals than the barrier counts"
             self.bytes += bytes_
+            self.copies |= bytes_ > 0
             self.arrivals -= 1
             self._settle()
 
     def complete(self, bytes_: int) -> None:
-        with self.changed:
+        with self.block.changed:
             self.bytes -= bytes_
             self._settle()
 
     def wait(self, parity: int) -> None:
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.phase & 1 != parity, _PATIENCE):
-                raise Stuck(f"phase {self.phase}, {self.arrivals} arrivals and {self.bytes} bytes missing")
+        """Of the fastest warp; the slowest still waits until its group's warps meet."""
+        self.block.wait(self, parity)
+        self.waited = max(self.waited, self.phase)
+        if _local.warps > 1:
+            _local.behind.append((self, parity))
+
+
+def _meet() -> None:
+    """All warps of a group have come to one point."""
+    for barrier, parity in _local.behind:
+        if not barrier.over(parity):
+            raise Stuck(f"slower warps wait for ever; {barrier}")
+    _local.behind.clear()
+
+
+def _arrive(barrier: Barrier, count: int, pred: bool = True) -> None:
+    """The compiler lets the warps meet before one of them arrives."""
+    assert count == 1
+    _meet()
+    if pred:
+        barrier.arrive()
 
 
 class Shared:
@@ -191,10 +278,13 @@ def _store(p: Pointer, value: torch.Tensor, mask: Any = None) -> None:
 
 
 def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:
+    block: Block = _local.block
     if layout == "barrier":
-        found = [Barrier() for _ in range(shape[0])]
+        found = [Barrier(block) for _ in range(shape[0])]
+        block.barriers += found
         return Shared(found) if len(shape) > 1 else found[0]
-    return Shared(torch.full(list(shape), float("nan"), dtype=dtype))
+    block.tiles.append(torch.full(list(shape), float("nan"), dtype=dtype))
+    return Shared(block.tiles[-1])
 
 
 def _reduce(x: torch.Tensor, axis: int, fn: Callable[[Any, Any], Any]) -> torch.Tensor:
@@ -224,25 +314,40 @@ def _assembly(text: str, constraints: str, args: Sequence[torch.Tensor], **_: An
     return 1 / args[0]
 
 
-def _specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
-    errors: list[BaseException] = []
+def _start(block: Block, warps: int) -> None:
+    """A thread is a group of a block's warps."""
+    _local.block, _local.warps, _local.behind = block, warps, []
+    _local.issued, _local.leaving, _local.fenced = [], [], False
 
-    def run(fn: Callable[..., None], args: tuple[Any, ...]) -> None:
-        _local.issued, _local.leaving, _local.fenced = [], [], False
+
+def _specialize(
+    parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Sequence[int], registers: Sequence[int]
+) -> None:
+    block: Block = _local.block
+    errors: list[BaseException] = []
+    block.overwrite([x for _, args in parts for x in args])
+    _meet()
+
+    def run(fn: Callable[..., None], args: tuple[Any, ...], warps: int) -> None:
+        _start(block, warps)
         try:
             fn(*args)
+            _meet()
             assert not _local.issued, "a product is never waited for"
             assert not _local.leaving, "a result has not left when its block ends"
         except BaseException as error:
             errors.append(error)
+        block.ended()
 
-    threads = [threading.Thread(target=run, args=part) for part in parts]
+    block.running = len(parts)
+    threads = [threading.Thread(target=run, args=(*part, n)) for part, n in zip(parts, [4, *warps], strict=True)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    if errors:
-        raise errors[0]
+    if errors:  # where a group fails, others get stuck
+        raise min(errors, key=lambda e: isinstance(e, Stuck))
+    block.check_end()
 
 
 def _language(block: Callable[[], int], blocks: int) -> Any:
@@ -306,7 +411,7 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
             MBarrierLayout=lambda: "barrier",
             init=lambda b, count: b.init(count),
             wait=lambda b, phase: b.wait(phase),
-            arrive=lambda b, count, pred=True: b.arrive() if pred else None,
+            arrive=_arrive,
             expect=lambda b, n: b.arrive(n),
         ),
         "tma": types.SimpleNamespace(
@@ -322,7 +427,7 @@ def run(source: GluonSource, tensors: Sequence[torch.Tensor], numbers: Sequence[
     exec(re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text), space)  # the module that we emitted
     args: list[Any] = [View(flats[d.buffer], d, [Sizes(values).one(n) for n in d.shape]) for d in source.descriptors]
     args += [Pointer(flats[a.index]) if a.kind == "buffer" else values[a.name] for a in source.args]
-    _local.issued = []
     for block in range(blocks):
         current[0] = block
+        _start(Block(), 4)
         space[source.name](*args)

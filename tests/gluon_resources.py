@@ -32,6 +32,17 @@ class Binary:
         return f"REG {self.registers} STACK {self.stack} SH {self.shared} {self.counts}"
 
 
+_AT = r"\[U?R\d+(?:\+U?R\d+)?\+(0x[0-9a-f]+)\]"
+
+
+def stores_over_barriers(sass: str) -> set[str]:
+    """Places in shared memory that are waited at as barriers and stored to as something else. No compiler's barrier keeps
+    the first warp that goes on from storing before the last has seen that it may."""
+    waited, stored = (set(re.findall(rf"\b{op}\S* (?:\w+, )?{_AT}", sass)) for op in (r"SYNCS\.PHASECHK", "STS"))
+    assert waited and stored
+    return waited & stored
+
+
 def signature_of(source: GluonSource) -> dict[str, str]:
     """Types of the kernel's parameters, as Triton names them."""
     out: dict[str, str] = {}

@@ -31,6 +31,7 @@ from plait.ir.index import Expr
 from plait.tile.program import Dot, Load, Reduce, Store, Sweep, TileProgram
 
 _RINGS = ("right_ready", "right_free", "values_ready", "values_free")
+_SHARED = ("right", "values", *_RINGS, "left_ready")
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,8 @@ class GluonEmitter(Emitter):
             f"{sums} = gl.zeros([{rows}, {width}], gl.float32, ACC)",
             f"nothing = gl.zeros([{rows}, {tile}], gl.float32, SCORES)",
             "slot = 0",
+            # by each group: see _kernel
+            "mbarrier.wait(left_ready, 0)",
             "mbarrier.wait(right_ready.index(slot), 0)",
             f"issued = warpgroup_mma(left, {right}, nothing, use_acc=False, is_async=True)",
             "scores = warpgroup_mma_wait(0, deps=(issued,))",
@@ -269,7 +272,7 @@ class GluonEmitter(Emitter):
             functions.append(function(p.name, [start, *test, *env], [*self._layouts(text), *local, *p.lines]))
         lanes = needed_for(body, self._lanes_of_dims())
         consumer = "\n".join([*lanes, without_unused(body)])
-        shared = ["left", "right", "values", *_RINGS]
+        shared = ["left", *_SHARED]
         env = sorted(names_in(consumer) & outer)
         functions.append(
             function("consumer", [*shared, *env, "STAGES: gl.constexpr"], [*self._layouts(body), consumer])
@@ -346,7 +349,7 @@ class GluonEmitter(Emitter):
 
     def _kernel(self, name: str, env: list[str], bounds: list[str]) -> str:
         rows = self.dims[self.stream.rows]
-        start, shared = f"{rows.name}_start", ["right", "values", *_RINGS]
+        start = f"{rows.name}_start"
         operand = tl_type(self.stream.operand)
         lines = [
             *bounds,
@@ -368,13 +371,14 @@ class GluonEmitter(Emitter):
         for k in range(PARTS):
             at = self.places["left"].at(f"{start} + {k * GROUP_ROWS}" if k else start)
             lines.append(f"tma.async_copy_global_to_shared(left_tiles, {at}, left_ready, left{k})")
-        lines.append("mbarrier.wait(left_ready, 0)")
+        # Nobody waits before the groups part: what no group uses is dead then, its memory takes what the groups are given, and
+        # no barrier of the block's keeps that from being written while slower warps still wait on what was there.
         turned = ".permute((1, 0))" if self.places["left"].turned else ""
         groups: list[str] = []
         for k in range(PARTS):
             left = f"left{k}.reshape([{sides_of(self.places['left'])}]){turned}"
             mine = [f"{start} + {k * GROUP_ROWS}" if k and n == start else n for n in env]
-            groups.append(f"(consumer, ({', '.join([left, *shared, *mine, 'STAGES'])}))")
+            groups.append(f"(consumer, ({', '.join([left, *_SHARED, *mine, 'STAGES'])}))")
         groups.append(f"(producer, ({', '.join([*self._producer_args(), 'STAGES'])}))")
         lines.append(specialized(groups))
         body = "\n".join(f"    {x}" for x in lines).replace("STAGES", str(self.program.schedule.stages))

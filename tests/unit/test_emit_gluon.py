@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from gluon_resources import Binary, compile_gluon
+from gluon_resources import Binary, compile_gluon, stores_over_barriers
 
 from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
@@ -130,3 +130,10 @@ def test_compiles_for_hopper_without_spills(name: str, d: int) -> None:
     # both computing groups issue both products in every copy of the loop's body
     assert made.counts["HGMMA"] % 2 == 0
     assert made.counts["UTMALDG"] > 0
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "window"])
+def test_no_barrier_that_is_waited_at_is_stored_over(name: str) -> None:
+    """The window's loop has two ends, which the groups are given in shared memory."""
+    made = compile_gluon(source(name, Sizes(b=2, h=8, m=2048, n=2048, d=64)))
+    assert not stores_over_barriers(made.sass)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from gluon_resources import compile_gluon
+from gluon_resources import compile_gluon, stores_over_barriers
 
 from plait.emit.gluon import emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
@@ -50,11 +50,12 @@ def test_cut_tiles_before_the_whole_ones_are_tiles_that_come() -> None:
     assert ", count)" in _text("window_by_position").split("    low = ")[1].split("\n")[0]
 
 
-@pytest.mark.parametrize("name", ["grouped_by_position", "by_length", "window_by_position"])
-def test_nothing_spills(name: str) -> None:
+@pytest.mark.parametrize("name", ["grouped_by_position", "by_length", "causal_by_length", "window_by_position"])
+def test_nothing_spills_and_no_barrier_is_stored_over(name: str) -> None:
     (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
     made = compile_gluon(emit_gluon(launch.parts[0].program, "kernel"))
     assert made.stack == made.counts["STL"] == made.counts["LDL"] == 0
+    assert not stores_over_barriers(made.sass)
 
 
 @pytest.mark.parametrize(("asked", "built"), [("measured", False), ("all", True)])
