@@ -65,6 +65,7 @@ class Options:
     pin: tuple[tuple[str, str], ...] = ()
     explain: bool = False
     gluon: str = "measured"
+    tuned: str = "remember"  # or "off", or a file of choices that are taken first
     threads: int | None = None  # None: as many as torch uses at the time of the call
     cuda_graphs: bool | None = None  # None: in mode max only
     pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off
@@ -161,6 +162,8 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
         return {name: _parse_groups(value, given_as)}
     if name == "override" and not value:
         return {name: ""}
+    if name == "tuned":
+        return {name: _parse_tuned(value, given_as)}
     if name == "cache_dir" and isinstance(value, str) and (m := re.fullmatch(r"(.*)@(\d+)", value)) is not None:
         return {**({name: m[1]} if m[1] else {}), **_parse_int("cache_mb", m[2], given_as)}
     if value is None and name == "cache_dir":
@@ -246,6 +249,16 @@ def _parse_pins(value: Any, given_as: str) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, Mapping) or not all(isinstance(x, str) for kv in value.items() for x in kv):
         raise BadOption(f"{given_as} is {value!r}", hint="kernels and their schedules, as plait explain prints them")
     return tuple(sorted(value.items()))
+
+
+def _parse_tuned(value: Any, given_as: str) -> str:
+    """A word, or a file that is there."""
+    if isinstance(value, (str, os.PathLike)) and (value in ("remember", "off") or os.path.isfile(value)):
+        return os.fspath(value)
+    raise BadOption(
+        f"{given_as} is {value!r}",
+        hint=_nearest(str(value), ("remember", "off")) + "remember, off, or a file that plait tune --out wrote",
+    )
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

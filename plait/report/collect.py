@@ -38,13 +38,15 @@ _VALUELESS = frozenset(("const", "index"))
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a built kernel: its resources, the schedules that were timed (ms), and the one chosen; its text."""
+    """What is known of a built kernel: its resources, the schedules that were timed (ms; `remembered`: before now), and the one
+    chosen; its text."""
 
     resources: Resources | None = None
     times_ms: Mapping[str, float] = field(default_factory=dict)
     chosen: str = ""
     failure: str = ""
     source: str = ""
+    remembered: bool = False
 
 
 def collect(
@@ -177,7 +179,7 @@ class _Collector:
             resources=seen.resources,
             measured_us=None if took is None else took * 1e3,
             roofline_share=None if not took else roofline / (took * 1e3),
-            variants=tuple(Variant(n, ms * 1e3, n == seen.chosen) for n, ms in seen.times_ms.items()),
+            variants=tuple(Variant(n, ms * 1e3, n == seen.chosen, seen.remembered) for n, ms in seen.times_ms.items()),
             failure=seen.failure,
             needs=self._needs(launch),
             source=seen.source,

@@ -120,11 +120,12 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A schedule that was timed on the device."""
+    """A schedule that was timed on the device; `remembered`: by an earlier compilation, and not in this one."""
 
     name: str
     measured_us: float
     chosen: bool
+    remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,7 @@ def explain_calls(
         raise UserError(f"there is no target {target!r}", hint=f"targets: {', '.join(SPECS)}")
     watch = _Watch(Options.make(None, options), target, say)
     broke = dict(torch._dynamo.utils.counters["graph_break"])
-    run = watch.compiled(fn)
-    # each report compiles anew, whatever was compiled of this code before
-    with torch._dynamo.config.patch(recompile_limit=_NO_LIMIT, accumulated_recompile_limit=_NO_LIMIT):
-        for args in calls:
-            _watched_call(fn, run, _with_gradients(fn, args) if train else args, train)
+    _run_calls(watch, fn, calls, train)
     after = torch._dynamo.utils.counters["graph_break"]
     graphs = tuple(watch.facts(s) for s in watch.seen)
     device = target or watch.device()
@@ -101,6 +97,19 @@ def explain_calls(
         ceilings=ceilings_of(SPECS[device]),
         _tap=_inside(fn, calls, train, watch).tap,
     )
+
+
+def run_calls(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool, options: Options) -> None:
+    """Compile a program anew and run its calls once, with the backward if `train`; what goes wrong is said as explain says it."""
+    _run_calls(_Watch(options, None), fn, calls, train)
+
+
+def _run_calls(watch: _Watch, fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool) -> None:
+    run = watch.compiled(fn)
+    # each report compiles anew, whatever was compiled of this code before
+    with torch._dynamo.config.patch(recompile_limit=_NO_LIMIT, accumulated_recompile_limit=_NO_LIMIT):
+        for args in calls:
+            _watched_call(fn, run, _with_gradients(fn, args) if train else args, train)
 
 
 def _inside(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool, watch: _Watch) -> Inside:
@@ -290,14 +299,15 @@ def _measured(compiled: Compiled, record: report.CompileRecord) -> dict[str, Mea
             continue
         kernel: Any = executable.kernels[launch.kernel]
         times: dict[str, float] = {}
-        chosen = ""
+        chosen, remembered = "", False
         if isinstance(kernel, Tuned):
+            remembered = kernel.remembered
             times, at = dict(kernel.times_ms), kernel.choice or 0
             kernel, chosen = kernel.variants[at], kernel.names[at]
         binary = getattr(kernel, "binary", None)
         known = _resources(usage_of(binary), compiled.spec.name) if binary is not None else None
         source = sources.get(launch.name) or sources.get(identifier(launch.name), "")
-        out[launch.name] = Measured(known, times, chosen, failures.get(launch.name, ""), source)
+        out[launch.name] = Measured(known, times, chosen, failures.get(launch.name, ""), source, remembered)
     return out
 
 

@@ -178,7 +178,8 @@ def _step(row: Row) -> Text:
     if k.resources is not None:
         notes.append(_taken(k.resources))
     if k.measured_us is not None:
-        notes.append(f"measured, {100 * (k.roofline_share or 0):.0f} % of roofline")
+        before = " before" if any(v.remembered for v in k.variants) else ""
+        notes.append(f"measured{before}, {100 * (k.roofline_share or 0):.0f} % of roofline")
     if notes:
         text.append(f"\n{'; '.join(notes)}", style="dim")
     if k.failure:

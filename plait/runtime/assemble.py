@@ -7,8 +7,9 @@ counted and warned about (under strict, raised). Where none can be built, the wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from plait.emit.cpp import CppKernel
@@ -16,16 +17,27 @@ from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
 from plait.emit.triton import TritonSource, emit_triton
 from plait.errors import BadOption, BuildFailed, LowerFailed, OverrideFailed, UnsupportedProgram
+from plait.ir import index as ix
 from plait.ir.fuel import take
 from plait.options import Options, triton_is_interpreted
 from plait.runtime import override, report
-from plait.runtime.build import Built, CppSources, build_cpp, build_triton, count_failures, f8_saturates
+from plait.runtime.build import (
+    Built,
+    CppSources,
+    build_cpp,
+    build_triton,
+    count_failures,
+    f8_saturates,
+    identity,
+    triton_version,
+)
 from plait.runtime.cache import cache_for
+from plait.runtime.choices import Choices, Note, choices_for, content_key
 from plait.runtime.dump import record_levels
 from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
 from plait.runtime.gluon_kernel import GluonKernel, can_run
 from plait.runtime.link import Launch
-from plait.runtime.tune import Tuned
+from plait.runtime.tune import Tuned, watcher
 from plait.tile.alternatives import alternatives
 from plait.tile.schedule import Schedule
 
@@ -97,62 +109,118 @@ def _built_as_replaced(built: list[Built], names: Sequence[str], replaced: Mappi
     return built
 
 
+@dataclass(frozen=True)
+class _Forms:
+    """What does the same for a launch: sources and their schedules, the default first, or before it one in Gluon."""
+
+    launch: Launch
+    sources: tuple[TritonSource, ...]
+    names: tuple[str, ...]
+
+    def only(self, places: Sequence[int]) -> _Forms:
+        """Some of them."""
+        return replace(self, sources=tuple(self.sources[p] for p in places), names=tuple(self.names[p] for p in places))
+
+
 def _build_triton(launches: Sequence[Launch], compiled: Any, options: Options) -> list[Built]:
-    """Triton kernels, each under its schedule and, where it is worth measuring, under neighbouring ones."""
-    sources: list[TritonSource] = []
-    spans: list[tuple[int, list[str]]] = []  # (first source, schedules) of each launch
-    for launch in launches:
-        schedules = _schedules(launch, options)
-        lower = _in_gluon(launch, compiled.graph.device, options)
-        spans.append((len(sources), ["gluon"] * (lower is not None) + [str(s) for s in schedules]))
-        sources += [lower] if lower is not None else []
-        for n, schedule in enumerate(schedules):
-            parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
-            name = launch.name if n == 0 else f"{launch.name}_v{n}"
-            sources.append(emit_triton(parts, name, f8_saturates=f8_saturates()))
+    """Triton kernels, each under its schedule and, where it is worth measuring, under neighbouring ones, unless what was fastest
+    is remembered."""
+    graph = compiled.graph
+    forms = [_forms_of(launch, graph.device, options) for launch in launches]
     mine = override.of(options)
-    replaced = mine.sources({s.name: s.text for s in sources}, "py") if mine is not None else {}
-    sources, spans = _with_replaced(sources, spans, replaced)
+    replaced = mine.sources({s.name: s.text for f in forms for s in f.sources}, "py") if mine is not None else {}
+    forms = [_with_replaced(f, replaced) for f in forms]
+    sources = [s for f in forms for s in f.sources]
     record_levels(compiled, {s.name: s.text for s in sources}, options)
-    built = build_triton(sources, compiled.graph.device, compiled.graph.hint)
-    _built_as_replaced(built, [s.name for s in sources], replaced)
-    out: list[Built] = []
-    for launch, (first, names) in zip(launches, spans, strict=True):
-        out.append(_chosen(launch.name, built[first : first + len(names)], names))
-    return out
+    # what files replaced is nobody else's business
+    notes = _notes(forms, graph, options) if mine is None or not mine.replaced else [None for _ in forms]
+    wanted = [_wanted(f, note) for f, note in zip(forms, notes, strict=True)]
+    built = _built_forms(wanted, graph)
+    lost = [k for k, (f, w) in enumerate(zip(forms, wanted, strict=True)) if f != w and _fails(built[k])]
+    for k, b in zip(lost, _built_forms([forms[k] for k in lost], graph), strict=True):
+        built[k], wanted[k] = b, forms[k]
+    _built_as_replaced([b for bs in built for b in bs], [s.name for w in wanted for s in w.sources], replaced)
+    return [_chosen(w, b, note) for w, b, note in zip(wanted, built, notes, strict=True)]
 
 
-def _with_replaced(
-    sources: list[TritonSource], spans: list[tuple[int, list[str]]], replaced: Mapping[str, str]
-) -> tuple[list[TritonSource], list[tuple[int, list[str]]]]:
-    """Sources with the user's texts; of a launch that has one, no other form is built."""
-    out: list[TritonSource] = []
-    kept: list[tuple[int, list[str]]] = []
-    for first, names in spans:
-        own = list(zip(sources[first : first + len(names)], names, strict=True))
-        mine = [(replace(s, text=replaced[s.name]), n) for s, n in own if s.name in replaced]
-        if any(n == "gluon" for _, n in mine):
-            raise OverrideFailed(f"{mine[0][0].name} is a form in Gluon, which is not replaced", hint='gluon="off"')
-        kept.append((len(out), [n for _, n in mine or own]))
-        out += [s for s, _ in mine or own]
-    return out, kept
+def _forms_of(launch: Launch, device: str, options: Options) -> _Forms:
+    schedules = _schedules(launch, options)
+    lower = _in_gluon(launch, device, options)
+    sources: list[TritonSource] = [] if lower is None else [lower]
+    for n, schedule in enumerate(schedules):
+        parts = [p.program if schedule is None else replace(p.program, schedule=schedule) for p in launch.parts]
+        name = launch.name if n == 0 else f"{launch.name}_v{n}"
+        sources.append(emit_triton(parts, name, f8_saturates=f8_saturates()))
+    names = [str(launch.parts[0].program.schedule if s is None else s) for s in schedules]
+    return _Forms(launch, tuple(sources), tuple(["gluon"] * (lower is not None) + names))
 
 
-def _chosen(name: str, built: Sequence[Built], names: Sequence[str]) -> Built:
+def _with_replaced(forms: _Forms, replaced: Mapping[str, str]) -> _Forms:
+    """With the user's texts; of a launch that has one, no other form is built."""
+    mine = [k for k, s in enumerate(forms.sources) if s.name in replaced]
+    if not mine:
+        return forms
+    if any(forms.names[k] == "gluon" for k in mine):
+        named = forms.sources[mine[0]].name
+        raise OverrideFailed(f"{named} is a form in Gluon, which is not replaced", hint='gluon="off"')
+    own = forms.only(mine)
+    return replace(own, sources=tuple(replace(s, text=replaced[s.name]) for s in own.sources))
+
+
+def _notes(forms: Sequence[_Forms], graph: Any, options: Options) -> list[Note | None]:
+    """Where the choice of each launch that has several forms is remembered."""
+    several = any(len(f.names) > 1 for f in forms) and find_spec("triton") is not None
+    choices = choices_for(options, graph.device) if several else None
+    if choices is None:
+        return [None for _ in forms]
+    return [_note(f, choices, graph.hint) if len(f.names) > 1 else None for f in forms]
+
+
+def _note(forms: _Forms, choices: Choices, hint: Callable[[ix.Expr], int]) -> Note:
+    sizes = [(a.name, hint(ix.sym(a.name))) for a in forms.sources[0].args if a.kind == "symbol"]
+    about = [(name, *identity(s)) for name, s in zip(forms.names, forms.sources, strict=True)]
+    return Note(choices, content_key(choices.device, [(triton_version(), sizes), *about]), forms.launch.name)
+
+
+def _wanted(forms: _Forms, note: Note | None) -> _Forms:
+    """What has to be built: where the fastest is known, only that (and one that takes tensors which Gluon does not)."""
+    known = note.known(forms.names) if note is not None else None
+    if known is None:
+        return forms
+    at = forms.names.index(known.name)
+    return forms.only([0, 1] if known.name == "gluon" else [at])
+
+
+def _built_forms(forms: Sequence[_Forms], graph: Any) -> list[list[Built]]:
+    built = build_triton([s for f in forms for s in f.sources], graph.device, graph.hint)
+    rest = iter(built)
+    return [[next(rest) for _ in f.sources] for f in forms]
+
+
+def _fails(built: Sequence[Built]) -> bool:
+    return any(isinstance(b, BuildFailed) for b in built)
+
+
+def _chosen(forms: _Forms, built: Sequence[Built], note: Note | None) -> Built:
     """One kernel of several that do the same: the default first, or before it one in Gluon, which needs another beside itself
     for tensors that are not aligned."""
+    names = forms.names
     usable = [(b, n) for b, n in zip(built, names, strict=True) if not isinstance(b, BuildFailed)]
     plain = [b for b, _ in usable if not isinstance(b, GluonKernel)]
     lower, default = built[0], built[names[0] == "gluon"]
     if isinstance(lower, BuildFailed) and lower is not default:
-        report.current().details.setdefault("gluon", {})[name] = lower.message
+        report.current().details.setdefault("gluon", {})[forms.launch.name] = lower.message
     if not plain:
         return default
     if isinstance(lower, GluonKernel):
         lower.plain = plain[0]
-    if len(usable) == 1:
+    made = Tuned([b for b, _ in usable], [n for _, n in usable], note)
+    if len(usable) == 1 and not made.remembered:
         return usable[0][0]
-    return Tuned([b for b, _ in usable], [n for _, n in usable])
+    watch = watcher()
+    if watch is not None:
+        watch.made(made)
+    return made
 
 
 def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | None:

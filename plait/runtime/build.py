@@ -41,6 +41,7 @@ from plait.runtime.gluon_kernel import Base, GluonKernel
 from plait.runtime.kernel import CppKernel, Kernel
 from plait.runtime.locks import Lock
 from plait.runtime.triton_kernel import TritonKernel, scratch_memory
+from plait.runtime.tune import doing, watcher
 
 _TIMEOUT_SECONDS = 600.0
 _MOST_UNITS = 8
@@ -248,7 +249,15 @@ def build_triton(
         return [failed for _ in sources]
     same_as = same_kernels(sources)
     distinct = [p for p in range(len(sources)) if same_as[p] == p]
-    built = side_by_side(lambda p: _build_triton_one(sources[p], device, size_hint), distinct)
+    watch = watcher()
+    if watch is not None:
+        watch.expects(len(distinct))
+
+    def build(place: int) -> Built:
+        with doing("building", sources[place].name):
+            return _build_triton_one(sources[place], device, size_hint)
+
+    built = side_by_side(build, distinct)
     done = dict(zip(distinct, built, strict=True))
     return [done[same_as[p]] for p in range(len(sources))]
 
@@ -256,13 +265,21 @@ def build_triton(
 def same_kernels(sources: Sequence[TritonSource]) -> list[int]:
     """For each source the place of the first that is equal but for its name and its comments."""
     texts: dict[tuple[Any, ...], int] = {}
-    same_as = []
-    for place, s in enumerate(sources):
-        plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, _without_comments(s.text, "#"))
-        views = s.descriptors if isinstance(s, GluonSource) else ()
-        key = (plain, s.args, s.programs, s.num_warps, s.num_stages, s.numbers, views)
-        same_as.append(texts.setdefault(key, place))
-    return same_as
+    return [texts.setdefault(identity(s), place) for place, s in enumerate(sources)]
+
+
+def identity(s: TritonSource) -> tuple[Any, ...]:
+    """Everything that tells a kernel from others, but for its name and its comments; equal in every process."""
+    plain = re.sub(rf"\b{re.escape(s.name)}\b", _STAND_IN, _without_comments(s.text, "#"))
+    views = s.descriptors if isinstance(s, GluonSource) else ()
+    return (plain, s.args, s.programs, s.num_warps, s.num_stages, s.options, s.numbers, views)
+
+
+def triton_version() -> str:
+    """The compiler's, for keys."""
+    import triton
+
+    return str(triton.__version__)
 
 
 def _build_triton_one(source: TritonSource, device: str, size_hint: Callable[[Expr], int] | None) -> Built:

@@ -101,6 +101,16 @@ class Cache:
         finally:
             os.close(top)
 
+    def open_folder(self, name: str) -> int | None:
+        """A descriptor, to be closed, of a private folder beside the entries, made if need be; None where there is no cache."""
+        if not self.usable or self.folder is None:
+            return None
+        try:
+            return folders.open_private(os.path.join(os.path.realpath(self.folder), name))
+        except (Unsafe, OSError) as error:
+            self._note(error)
+            return None
+
     # ---------------------------------------------------------------- reading
     def get(self, key: str) -> bytes | None:
         """The payload stored under this key text, or None."""
@@ -351,7 +361,7 @@ def _user_key(folder: int) -> bytes:
     """This user's MAC key, made on first use."""
     key = _read_key(folder)
     if key is None:
-        with _folder_lock(folder):
+        with folder_lock(folder):
             key = _read_key(folder)  # another process may have made it meanwhile
             if key is None:
                 _make_key(folder)
@@ -388,7 +398,7 @@ def _make_key(folder: int) -> None:
 
 
 @contextlib.contextmanager
-def _folder_lock(folder: int) -> Iterator[None]:
+def folder_lock(folder: int) -> Iterator[None]:
     """Advisory, to avoid double work only: where locks do not work or a holder hangs, the work is done all the same."""
     for _ in range(200):
         try:

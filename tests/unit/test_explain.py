@@ -335,7 +335,7 @@ def test_peak_memory_is_of_values_alive_at_once() -> None:
 
 def test_measured_times_and_binaries_of_built_kernels() -> None:
     """What a card records: schedules that were timed, and the driver's word on the chosen one."""
-    from plait.report import run
+    from plait.report import run, text
 
     watch = run._Watch(Options.make(), "h200")
     watch.compiled(_l2)(*_two())
@@ -351,7 +351,15 @@ def test_measured_times_and_binaries_of_built_kernels() -> None:
     assert kernel.resources == F.Resources(40, 8, 1024, 0.75)
     assert kernel.measured_us == pytest.approx(10.0)
     assert kernel.roofline_us is not None and kernel.roofline_share == pytest.approx(kernel.roofline_us / 10.0)
-    assert [(v.name, v.chosen) for v in kernel.variants] == [("default", False), ("wide", True)]
+    assert [(v.name, v.chosen, v.remembered) for v in kernel.variants] == [
+        ("default", False, False),
+        ("wide", True, False),
+    ]
+    tuned.remembered = True
+    seen.measured = run._measured(compiled, seen.record)
+    facts = watch.facts(seen)
+    assert [(v.measured_us, v.remembered) for v in facts.kernels[0].variants] == [(20.0, True), (10.0, True)]
+    assert "measured before, " in text._step(SimpleNamespace(first=facts.kernels[0], title="", steps=())).plain  # type: ignore[arg-type]
 
 
 def test_a_compiled_function_is_explained_as_what_it_is() -> None:

@@ -210,7 +210,12 @@ function schedulePanel(step) {
             "table",
             {},
             k.variants.map((v) =>
-              el("tr", {}, el("td", {}, v.name, v.chosen ? " (chosen)" : ""), el("td", {}, timeText(v.measured_us))),
+              el(
+                "tr",
+                {},
+                el("td", {}, v.name, v.chosen ? " (chosen)" : "", v.remembered ? " (remembered)" : ""),
+                el("td", {}, timeText(v.measured_us)),
+              ),
             ),
           ),
         )
