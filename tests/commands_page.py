@@ -13,7 +13,7 @@ HEAD = """# Commands
 
 Made from the commands themselves (`python -m tests.commands_page > docs/commands.md`; a test holds the two together). `plait COMMAND --help` says the same.
 
-FILE of explain, verify and bisect is a Python file with a `make()` that returns `(fn, args)`: the arguments of one call, or a list of tuples, each the arguments of one.
+FILE of explain, verify, bisect and tune is a Python file with a `make()` that returns `(fn, args)`: the arguments of one call, or a list of tuples, each the arguments of one.
 
 ## Exit codes
 
@@ -44,12 +44,14 @@ field changes its meaning or goes; new fields may come). Numbers that are not fi
 
 SCHEMAS = {
     "explain": "plait/report/schema_1.json",
-    **{n: f"plait/tools/schemas/{n}_1.json" for n in ("verify", "bisect", "bench", "demo", "doctor", "cache")},
+    **{n: f"plait/tools/schemas/{n}_1.json" for n in ("verify", "bisect", "tune", "bench", "demo", "doctor", "cache")},
 }
 _OF = {
     "--option": "NAME=VALUE",
     "--json": "FILE",
     "--html": "FILE",
+    "--out": "FILE",
+    "--budget": "SECONDS",
     "--show": "FILE",
     "--folder": "FOLDER",
     "--only": "REGEX",

@@ -210,6 +210,34 @@ def bisect(
 
 
 @main.command()
+@click.argument("file")
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), help="Seconds after which no build or timing begins."
+)
+@click.option("--train", is_flag=True, help="With the backward, from the sum of the results.")
+@click.option("--out", "out_path", type=click.Path(dir_okay=False), help="Write this program's choices here as well.")
+@_JSON_FILE
+@_OPTIONS
+@debug_option(expose=True)
+def tune(
+    file: str,
+    budget: float | None,
+    train: bool,
+    out_path: str | None,
+    json_path: str | None,
+    options: tuple[str, ...],
+    debug: bool,
+) -> NoReturn:
+    """Time the builds of each kernel of FILE that has several, and remember the fastest. FILE defines make() -> (fn, args).
+
+    What is known is not timed again, so a run that its budget or Ctrl-C ended goes on. The file of --out is for the option tuned."""
+    from plait.tools.tune import run
+
+    given = _options(options)
+    sys.exit(run(file, train=train, budget=budget, out_path=out_path, json_path=json_path, options=given, debug=debug))
+
+
+@main.command()
 @_AS_JSON
 @debug_option()
 def doctor(as_json: bool) -> NoReturn:
