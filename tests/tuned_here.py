@@ -2,7 +2,7 @@
 
 As a program (TRITON_INTERPRET=1): `python tests/tuned_here.py LOG tune FILE ...` runs that command, and writes into LOG a line
 for each build and each timing. TUNED_HERE says what happens meanwhile: "stop=N" sends this process Ctrl-C when timing N begins, "sleep=S" makes
-each build take that long.
+each build take that long, "fail=NAME" makes that source's fail.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import triton_interpreter  # noqa: F401  (its libdevice)
 
 from plait import compiler
+from plait.errors import BuildFailed
 from plait.plan.device import SPECS
 from plait.runtime import assemble, build, tune
 from plait.runtime.choices import Note
@@ -39,6 +40,8 @@ def install(log: str) -> None:
     def built(source: Any, *rest: Any) -> Any:
         say(f"build {source.name}")
         time.sleep(float(wishes.get("sleep", 0)))
+        if source.name == wishes.get("fail"):
+            return BuildFailed("as the test wants it")
         return made(source, *rest)
 
     def measured(self: tune.Tuned, launches: Any, slots: Any) -> None:

@@ -11,14 +11,18 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from plait.runtime import assemble
 from plait.runtime import tune as runtime_tune
-from plait.runtime.choices import parse_choices
+from plait.runtime.cache import Cache
+from plait.runtime.choices import Choices, Note, parse_choices
+from plait.runtime.gluon_kernel import GluonKernel
 from plait.runtime.tune import doing, watching
 from plait.tools import tune
 from plait.tools.cli import main
@@ -147,6 +151,36 @@ def test_another_machine_takes_the_exported_file(tuned: tuple[Place, Done, dict[
     assert [c.kernel for c in kept.values()] == done.said("time")
     whole = parse_choices((tmp_path / "whole.txt").read_bytes())[0]
     assert set(whole) == set(parse_choices(given.encode())[0])
+
+
+def test_where_the_chosen_build_fails_the_others_are_built_and_timed(
+    tuned: tuple[Place, Done, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "given.txt").write_text((tuned[0].home / "out.txt").read_text())
+    k4 = tuned[2]["kernels"][2]
+    lost = k4["name"] + f"_v{[t['schedule'] for t in k4['times']].index(k4['chosen'])}"
+    done, found = Place(tmp_path).tune("--option", "tuned=given.txt", meanwhile=f"fail={lost}")
+    assert (done.code, states(found), done.said("time")) == (0, ["remembered", "remembered", "timed"], [k4["name"]])
+    assert found["kernels"][2]["chosen"] not in (None, k4["chosen"])
+    assert len(done.said("build")) == 3 + len(k4["times"])
+
+
+def test_of_gluon_s_choice_a_plain_build_stands_beside_it_and_of_others_only_they(tmp_path: Path) -> None:
+    gluon, plain = object.__new__(GluonKernel), PlainKernel()
+    forms = assemble._Forms(SimpleNamespace(name="k"), (1, 2, 3), ("gluon", "default", "wide"))  # type: ignore[arg-type]
+    for name, wanted in (("gluon", ("gluon", "default")), ("default", ("default",)), ("wide", ("wide",))):
+        note = Note(Choices(Cache(None), "Card X 9.0"), "0" * 32, "k")
+        assert assemble._wanted(forms, note) == forms == assemble._wanted(forms, None)
+        note.keep(name, {n: 2.0 - (n == name) for n in forms.names})
+        found = assemble._wanted(forms, note)
+        assert found.names == wanted
+        kernel = assemble._chosen(found, [gluon, plain][-len(wanted) :], note)  # type: ignore[list-item]
+        assert isinstance(kernel, runtime_tune.Tuned) and kernel.remembered and kernel.choice == 0
+        assert len(kernel.times_ms) == 3 and (name != "gluon" or gluon.plain is plain)
+
+
+class PlainKernel:
+    """Never launched."""
 
 
 def test_a_choice_of_other_sources_does_not_apply(tuned: tuple[Place, Done, dict[str, Any]], tmp_path: Path) -> None:
