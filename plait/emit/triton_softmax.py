@@ -213,11 +213,14 @@ def exp_of_difference(s: Let, defs: Defs, indexer: Indexer) -> tuple[list[str], 
     if top is not None and not bounded:
         if factors is not None and top[1] != c:
             return [], f"tl.exp2(({indexer.operand(x, axes)} - {indexer.operand(b, axes)}) * {_LOG2E!r})"
-        power = 2.0 ** math.floor(math.log2(factor))
-        near, raw = f"tl.abs({base.text}) < {_NEAR!r}", indexer.locals[top[0]].text
-        lines = [
-            f"{name}_k = tl.where({near}, {factor!r}, {power!r})",
-            f"{name} = tl.where({near}, {base.text} * {-_LOG2E!r}, {raw} * {-power!r})",
+        raw, safe, whole = indexer.locals[top[0]].text, _where_lowest(b, defs), defs.get(b)
+        power, lines = 2.0 ** math.floor(math.log2(factor)), []
+        if isinstance(whole, Let) and safe is not None and safe[1] == 0:  # its test is made already
+            test = indexer.locals[whole.args[0]].text
+            raw, lines = f"{name}_m", [f"{name}_m = tl.where({test}, 0.0, {raw})"]
+        lines += [
+            f"{name}_k = tl.where(tl.abs({base.text}) < {_NEAR!r}, {factor!r}, {power!r})",
+            f"{name} = {raw} * ({name}_k * -1.0)",
         ]
         times = indexer.widen(f"{name}_k", base.axes, axes)
     else:
