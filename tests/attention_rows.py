@@ -1,10 +1,13 @@
 """Attention whose masks compare keys' positions with numbers that are tensors: positions of queries in a cache, lengths,
-first points. ROWS maps a name to (function, maker of its arguments), as tests/attention_variants does.
+first points. ROWS maps a name to (function, maker of its arguments), as tests/attention_variants does; RANGES those of many ranges,
+empty ones among them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -99,12 +102,97 @@ add(lambda s: (*qkv(s), torch.arange(s.m) // 100 * 100), since_start)
 def arguments(name: str, sizes: Sizes) -> tuple[Tensor, ...]:
     """The variant's arguments, seeded."""
     torch.manual_seed(0)
-    return ROWS[name][1](sizes)
+    return {**ROWS, **RANGES}[name][1](sizes)
 
 
 def planned(name: str, sizes: Sizes) -> Compiled:
     """The variant's plan for a card."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         args = [mode.from_tensor(x) for x in arguments(name, sizes)]
-        gm = make_fx(torch.func.functionalize(ROWS[name][0]), decomposition_table=decompositions())(*args)
+        gm = make_fx(torch.func.functionalize({**ROWS, **RANGES}[name][0]), decomposition_table=decompositions())(*args)
     return all_levels(import_fx(gm, args), SPECS["h200"], Options.make(None, {}))
+
+
+def ends(s: Sizes) -> list[tuple[int, int]]:
+    """First points and ends of ranges of keys: none, one, about tiles' edges (of 16 and of 128), all, more than there are, crossed,
+    negative."""
+    n = s.n
+    found = [(0, 0), (0, 1), (0, 15), (0, 16), (0, 17), (0, 127), (0, 128), (0, 129), (0, n - 1), (0, n), (0, n + 9)]
+    found += [(0, -5), (-9, -5), (-9, 5), (5, 3), (n, 1), (16, 16), (16, 32), (127, 128), (128, 128), (128, 256)]
+    return [*found, (129, 255), (n - 1, n), (n, n), (n, n + 5), (n + 3, 2 * n), (-(2**40), 2**40), (2**40, -(2**40))]
+
+
+def batches(s: Sizes) -> tuple[Tensor, ...]:
+    """A range for each batch."""
+    first, end = torch.tensor(ends(s)).t().contiguous()
+    return *qkv(replace(s, b=len(first))), first, end
+
+
+def rows(s: Sizes, held: int) -> tuple[Tensor, ...]:
+    """A range for so many rows."""
+    first, end = torch.tensor(ends(s)).repeat_interleave(held, 0).t().contiguous()
+    return *qkv(replace(s, m=len(first))), first, end
+
+
+RANGES: dict[str, tuple[Fn, Make]] = {}
+
+
+def of_batches(seen: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Register attention to keys j of which `seen`(i, j, first, end) says that row i has them."""
+
+    def fn(q, k, v, first, end):
+        i, j = positions(q, k)
+        keep = seen(i, j, first[:, None, None], end[:, None, None])
+        return weighted(torch.where(keep[:, None], scores(q, k), -math.inf), v)
+
+    RANGES[seen.__name__] = fn, batches
+
+
+@of_batches
+def until(i, j, first, end):
+    return j < end
+
+
+@of_batches
+def since(i, j, first, end):
+    return j >= first
+
+
+@of_batches
+def between(i, j, first, end):
+    return (j >= first) & (j < end)
+
+
+@of_batches
+def causal_until(i, j, first, end):
+    return (j <= i) & (j < end)
+
+
+@of_batches
+def causal_between(i, j, first, end):
+    return (j <= i) & (j >= first) & (j < end)
+
+
+@of_batches
+def window_until(i, j, first, end):
+    return (j <= i) & (i - j < 100) & (j < end)
+
+
+@of_batches
+def window_since(i, j, first, end):
+    return (j <= i) & (i - j < 100) & (j >= first)
+
+
+@of_batches
+def prefix_until(i, j, first, end):
+    return ((j <= i) | (j < 37)) & (j < end)
+
+
+def between_of_rows(q, k, v, first, end):
+    j = torch.arange(k.shape[-2], device=q.device)[None]
+    return weighted(scores(q, k).masked_fill((j < first[:, None]) | (j >= end[:, None]), -math.inf), v)
+
+
+# neighbouring groups of 64 rows, whose ranges differ; ranges within a block
+RANGES["between_of_groups"] = between_of_rows, lambda s: rows(s, 64)
+RANGES["between_of_rows"] = between_of_rows, lambda s: rows(s, 5)

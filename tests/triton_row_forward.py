@@ -9,6 +9,7 @@ from __future__ import annotations
 import pathlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,17 +21,18 @@ from plait.frontend.capture import capture
 from plait.frontend.externs import decompositions
 from plait.frontend.joint import rewrites_for
 from plait.oracle.compare import FAIL, compare
-from tests.attention_rows import ROWS, arguments
+from tests.attention_rows import RANGES, ROWS, arguments
 from tests.attention_variants import Sizes, widened
 from tests.triton_training import OPTIONS, noting, report
 
-CASES = ("by_position", "causal_by_length", "window_by_position", "since_start")
+CASES = ("by_position", "causal_by_length", "window_by_position", "since_start", "between_of_rows")
 SIZES = Sizes(b=2, h=2, m=80, n=72, d=16)
 
 
 def run(name: str) -> str:
     """What is wrong with a case, or nothing."""
-    fn, args, seen = ROWS[name][0], arguments(name, SIZES), dict[str, list[int]]()
+    sizes = replace(SIZES, b=1, h=1) if name in RANGES else SIZES
+    fn, args, seen = {**ROWS, **RANGES}[name][0], arguments(name, sizes), dict[str, list[int]]()
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return capture(gm, inputs, noting(seen), decompositions(), rewrites_for(OPTIONS))

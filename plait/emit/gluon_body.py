@@ -12,6 +12,7 @@ tiles that a mask or the end of the stream cuts. The first tile's sums come a st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.emit.gluon_descriptor import Place, place_of
@@ -23,7 +24,7 @@ from plait.emit.gluon_text import accumulator, function, sides_of, specialized
 from plait.emit.triton_body import Emitter, begins, reductions_in, without_unused
 from plait.emit.triton_bounds import Segment
 from plait.emit.triton_grid import needed_for
-from plait.emit.triton_index import Local, size_name
+from plait.emit.triton_index import Axes, Local, size_name
 from plait.emit.triton_ops import convert, tl_type
 from plait.emit.triton_rows import extremes
 from plait.errors import LowerFailed
@@ -41,6 +42,7 @@ class _Points:
     name: str
     lines: tuple[str, ...]
     results: tuple[str, ...]
+    axes: Mapping[str, Axes]  # of what it defines
 
 
 class GluonEmitter(Emitter):
@@ -163,7 +165,8 @@ class GluonEmitter(Emitter):
         body = "\n".join(self.lines)
         defs = [(d.name, f"{d.name}_start + {d.name}_lane"), *([] if part.whole else self.grid.inside(d))]
         text = without_unused("\n".join([*needed_for(body, defs), body, f"    return {', '.join(results)}"]))
-        self.points[part.whole] = _Points(f"{name}_tile", tuple(text.split("\n")), results)
+        axes = {v.text: v.axes for v in self.ix.locals.values()}
+        self.points[part.whole] = _Points(f"{name}_tile", tuple(text.split("\n")), results, axes)
         self.ix.true, self.ix.whole, self.true, self.lines, self.ix.locals = known
 
     def _merge(self) -> None:
@@ -171,8 +174,11 @@ class GluonEmitter(Emitter):
         if len(self.points) == 2:
             cut, whole = self.points[False], self.points[True]
             lines = merged(cut.lines, whole.lines, "cut")
-            if lines is not None:
-                both = _Points("any_tile", tuple(lines), cut.results)
+            both_have = defined_in("\n".join(cut.lines)) & defined_in("\n".join(whole.lines))
+            # branches give what they both define, in one type
+            alike = all(cut.axes.get(n) == whole.axes.get(n) for n in both_have)
+            if lines is not None and alike:
+                both = _Points("any_tile", tuple(lines), cut.results, cut.axes)
                 self.points = {False: both}
 
     # ---------------------------------------------------------------- the loop

@@ -222,8 +222,9 @@ class Emitter:
             self.ix.bounds[s.out] = attrs["limit"]
         elif s.op == "holds":
             args = self.ix.guards(attrs["guard"], axes)
-            if not args:
+            if not args:  # all known: no points to tell apart
                 self.true.add(s.out)
+                axes = ()
         elif draw is not None:
             args += [self.ix.text(attrs["linear"], axes), self.draws[draw]]
         fast = self.accuracy.may_approximate(s)
@@ -233,6 +234,10 @@ class Emitter:
         elif s.op == "div" and s.dtype is DType.f32:
             coarse = from_product(s.args[0], self.defs) and self.accuracy.slack(s.out) > 0
             text = self.quotient(s, axes, fast or coarse)
+        elif s.op in ("bit_and", "mul") and s.dtype is DType.b1 and self.true & set(s.args):
+            k = s.args[s.args[0] in self.true]
+            text = args[s.args.index(k)] if self.ix.locals[k].axes == axes else None
+            self.true |= {s.out} if k in self.true else set()
         elif s.op == "where" and s.args[0] in self.true:
             text = args[1] if self.ix.locals[s.args[1]].axes == axes else None
         elif s.op == "exp" and fast and (found := exp_of_difference(s, self.defs, self.ix)) is not None:

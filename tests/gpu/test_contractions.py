@@ -48,6 +48,31 @@ def test_attention_under_numbers_of_the_rows(name: str, gluon: str) -> None:
     judged(fn, on_card(attention_rows.arguments(name, SIZES)), gluon=gluon)
 
 
+@pytest.mark.parametrize("gluon", ["off", "all"])
+@pytest.mark.parametrize("name", list(attention_rows.RANGES))
+def test_attention_under_ranges(name: str, gluon: str) -> None:
+    fn, _ = attention_rows.RANGES[name]
+    torch.manual_seed(0)
+    judged(fn, on_card(attention_rows.arguments(name, attention_variants.Sizes(h=2, m=333, n=700, d=64))), gluon=gluon)
+
+
+@pytest.mark.parametrize("gluon", ["off", "all"])
+@pytest.mark.parametrize("name", ["window", "causal_by_length"])
+def test_slower_warps_see_what_they_wait_for(name: str, gluon: str) -> None:
+    """Many blocks of one tile and more, many times: warps part at every chance."""
+    fn, _ = {**attention_variants.VARIANTS, **attention_rows.ROWS}[name]
+    torch.manual_seed(0)
+    made = attention_rows if name in attention_rows.ROWS else attention_variants
+    args = on_card(made.arguments(name, attention_variants.Sizes(b=4, h=32, m=1100, n=1100, d=64)))
+    judged(fn, args, gluon=gluon)
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="plait", fullgraph=True, options={"strict": True, "gluon": gluon})
+    with torch.no_grad():
+        first = compiled(*args)
+        for _ in range(200):
+            assert torch.equal(torch.nan_to_num(compiled(*args)), torch.nan_to_num(first))
+
+
 @pytest.mark.parametrize("gluon", ["off", "measured"])
 @pytest.mark.parametrize("name", ["full", "causal", "softcap", "window", "grouped_query", "sigmoid", "padding"])
 def test_attention_training(name: str, gluon: str) -> None:

@@ -9,14 +9,16 @@ pytest.importorskip("triton")
 
 from gluon_resources import compile_gluon, stores_over_barriers
 
-from plait.emit.gluon import emit_gluon
+from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
 from plait.options import Options
 from plait.oracle.compare import FAIL, compare
 from plait.oracle.reference import reference
 from plait.runtime import assemble, report
-from tests.attention_rows import ROWS, arguments, planned
+from plait.tile.program import TileProgram
+from tests.attention_rows import RANGES, ROWS, arguments, planned
 from tests.attention_variants import Sizes
+from tests.unit import test_gluon_values
 from tests.unit.test_gluon_values import emulated
 
 LARGE = Sizes(b=2, h=8, m=2040, n=2048, d=64)
@@ -27,6 +29,22 @@ def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, args = ROWS[name][0], arguments(name, Sizes(b=3, h=2, m=520, n=392, d=64))
     verdict = compare(emulated(fn, args, monkeypatch), fn(*args), reference(fn, args), name=name)
     assert verdict.status != FAIL, verdict.message
+
+
+@pytest.mark.parametrize("name", list(RANGES))
+def test_ranges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, one and all keys, about tiles' edges, crossed, out of range; more tiles than the ring of four has."""
+    fn, args = RANGES[name][0], arguments(name, Sizes(b=1, h=1, m=140, n=700, d=64))
+    sources: list[GluonSource] = []
+
+    def noted(program: TileProgram, kernel: str) -> GluonSource:
+        sources.append(emit_gluon(program, kernel))
+        return sources[-1]
+
+    monkeypatch.setattr(test_gluon_values, "emit_gluon", noted)
+    verdict = compare(emulated(fn, args, monkeypatch), fn(*args), reference(fn, args), name=name)
+    assert verdict.status != FAIL, verdict.message
+    assert [s.by_rows for s in sources] == [True]
 
 
 def _text(name: str) -> str:
@@ -50,7 +68,9 @@ def test_cut_tiles_before_the_whole_ones_are_tiles_that_come() -> None:
     assert ", count)" in _text("window_by_position").split("    low = ")[1].split("\n")[0]
 
 
-@pytest.mark.parametrize("name", ["grouped_by_position", "by_length", "causal_by_length", "window_by_position"])
+@pytest.mark.parametrize(
+    "name", ["grouped_by_position", "by_length", "causal_by_length", "window_by_position", "prefix_until"]
+)
 def test_nothing_spills_and_no_barrier_is_stored_over(name: str) -> None:
     (launch,) = (launch for launch in planned(name, LARGE).launches if launch.parts)
     made = compile_gluon(emit_gluon(launch.parts[0].program, "kernel"))
