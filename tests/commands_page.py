@@ -44,7 +44,10 @@ field changes its meaning or goes; new fields may come). Numbers that are not fi
 
 SCHEMAS = {
     "explain": "plait/report/schema_1.json",
-    **{n: f"plait/tools/schemas/{n}_1.json" for n in ("verify", "bisect", "tune", "bench", "demo", "doctor", "cache")},
+    **{
+        n: f"plait/tools/schemas/{n}_1.json"
+        for n in ("compare", "verify", "bisect", "tune", "bench", "demo", "doctor", "cache")
+    },
 }
 _OF = {
     "--option": "NAME=VALUE",

@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.errors import UserError
 from plait.report import checks
+from plait.report.compare import Comparison, compare_reports
 from plait.report.facts import Facts, Kernel, Member
 from plait.report.html import to_html
 from plait.report.json_form import to_json
@@ -72,6 +73,10 @@ class Report(Facts):
     def to_html(self, path: str | Path) -> None:
         """The facts as one page that needs no network: graphs, roofline, kernels with their sources, refusals."""
         Path(path).write_text(to_html(self), encoding="utf-8")
+
+    def compare(self, other: Facts) -> Comparison:
+        """What is different in another report of the program: `str` is the page, `worse` what got worse, in words."""
+        return compare_reports(self, other)
 
     def assert_fused(self, *names: str) -> None:
         """Operators of these names share a kernel, and nowhere do neighbours of these names stay apart."""

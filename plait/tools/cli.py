@@ -152,6 +152,22 @@ def explain(
 
 
 @main.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--all", "everything", is_flag=True, help="All that changed, however long; of bench every row.")
+@_AS_JSON
+@debug_option()
+def compare(old: str, new: str, everything: bool, as_json: bool) -> NoReturn:
+    """Say what changed between two files that explain, or bench, wrote with --json.
+
+    Exit codes: 0 nothing got worse; 1 something did: launches, traffic, predicted time, memory, fallbacks or breaks, a step's spills, failure or
+    measured time; of bench a time beyond the spread, a verdict, fallbacks or memory; 2 a file is at fault."""
+    from plait.tools.compare import run
+
+    sys.exit(run(old, new, everything=everything, json_wanted=as_json))
+
+
+@main.command()
 @click.argument("file")
 @click.option("--train", is_flag=True, help="Gradients too, of every float argument and parameter.")
 @_SEEDS

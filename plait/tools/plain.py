@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-VERSIONS = {"bench": 1, "cache": 1, "demo": 1, "doctor": 1, "tune": 1}
+VERSIONS = {"bench": 1, "cache": 1, "compare": 1, "demo": 1, "doctor": 1, "tune": 1}
 """Of each form: raised when a field changes its meaning or goes."""
 
 
