@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from plait.emit import cpp
 from plait.ir.graph import Builder, Node
@@ -14,6 +15,15 @@ from plait.tile import choose, lower
 from plait.tile.flat import Flat
 from plait.tile.program import Let, Reduce
 from plait.tile.schedule import Schedule
+
+
+def scored(x: torch.Tensor) -> torch.Tensor:
+    """A program that the faults in exp and tanh make wrong, by the merge that brings both together."""
+    y = torch.relu(x).sum(0)
+    scores = torch.exp(x)
+    total = scores.sum(-1, keepdim=True)
+    z = torch.tanh(scores / total)
+    return torch.sort(z, -1).values * y.mean()
 
 
 def wrong_code(patch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict
-from typing import Any
 
 from plait.diagnose.findings import VERSION, Findings, Judged
+from plait.report.finite import json_text
 from plait.report.words import count
 
 _MOST = 6  # outputs of a run that failed, fallbacks
@@ -75,12 +73,4 @@ def verification_json(v: Findings) -> str:
         "fallbacks": list(v.fallbacks),
         "notes": list(v.notes),
     }
-    return json.dumps(_finite(body), indent=1, allow_nan=False)
-
-
-def _finite(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {k: _finite(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [_finite(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+    return json_text(body)

@@ -67,9 +67,8 @@ class GluonEmitter(Emitter):
         self.gaps.used = False
         self.sides.inputs = set()  # steps are functions of their own: no tile of one is known in another
         self.tiles: Tiles | None = None
-        self.ends: list[
-            tuple[str, str]
-        ] = []  # extremes over the block's rows that these want, and what stands before them
+        # extremes over the block's rows that these want, and what stands before them
+        self.ends: list[tuple[str, str]] = []
         self.before: tuple[str, ...] = ()
         self.points: dict[bool, _Points] = {}
         self.carried_names: tuple[str, ...] = ()

@@ -150,19 +150,14 @@ def rows_of(shape: Shape, strides: Shape) -> tuple[int, int] | None:
     return (extent, pitch) if pitch > extent and all((p or 0) % pitch == 0 for p in pitches) else None
 
 
-def has_aligned_rows(shape: Shape, strides: Shape) -> bool:
+def has_aligned_rows(graph: Graph, shape: Shape, strides: Shape) -> bool:
     """Whether elements are packed but for a few unused ones behind each row, by which the next begins at an aligned place.
     Some operators demand that, and eager pads for them (the bias of attention, to 8 or 16 elements)."""
     rows = rows_of(shape, strides)
     if rows is None or rows[1] - rows[0] >= 16:
         return False
-    reach = rows[1]
-    for step, extent in sorted((s.const or 0, n.const or 0) for s, n in zip(strides, shape) if n is not ix.ONE):
-        if step != 1:
-            if step != reach:
-                return False
-            reach = step * extent
-    return True
+    filled = tuple(ix.const(rows[1]) if s is ix.ONE and n is not ix.ONE else n for n, s in zip(shape, strides))
+    return is_dense(graph, filled, strides)
 
 
 def room(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -97,6 +97,11 @@ class Changes:
 
     def facts(self) -> dict[str, Any]:
         """As plain values (plait/tools/schemas/compare_1.json)."""
-        found = asdict(self)
-        names = {"old": found.pop("old_name"), "new": found.pop("new_name")}
-        return {"of": "report", **names, "worse": list(self.worse), **found}
+        return plain("report", self, self.worse)
+
+
+def plain(of: str, comparison: Any, worse: tuple[str, ...]) -> dict[str, Any]:
+    """A comparison as plain values: what of, the names of both sides, what got worse, and its fields."""
+    found = asdict(comparison)
+    names = {"old": found.pop("old_name"), "new": found.pop("new_name")}
+    return {"of": of, **names, "worse": list(worse), **found}

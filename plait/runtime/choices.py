@@ -197,9 +197,8 @@ class Choices:
             try:
                 fd = folders.open_in(folder, self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             except Unsafe:
-                self._rewrite(
-                    folder
-                )  # the folder is ours alone: a link or the like in it is a mistake, and is replaced
+                # the folder is ours alone: a link or the like in it is a mistake, and is replaced
+                self._rewrite(folder)
                 self.stats.stores += 1
                 return
             try:

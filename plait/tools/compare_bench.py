@@ -8,17 +8,17 @@ the peak. Kernels and seconds to compile are told, and not judged: the one is pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
 from plait.errors import UserError
-from plait.report.changes import Difference
+from plait.report.changes import Difference, plain
+from plait.report.compare_text import LINES, WIDTH
 from plait.report.words import count
 from plait.tools.table import number, plain_table
 
 SPREAD, UNKNOWN_SPREAD, MEMORY = 1.02, 1.05, 1.05
-WIDTH, LINES = 100, 25
 _RANK = {"PASS": 0, "WARN": 1, "FAIL": 2, "ERROR": 3}
 _COMPILE = 1.25  # seconds to compile that are worth a word: so many times, and so many seconds, apart
 _COMPILE_SECONDS = 0.5
@@ -75,9 +75,7 @@ class BenchComparison:
 
     def facts(self) -> dict[str, Any]:
         """As plain values (schemas/compare_1.json)."""
-        found = asdict(self)
-        names = {"old": found.pop("old_name"), "new": found.pop("new_name")}
-        return {"of": "bench", **names, "worse": list(self.worse), **found}
+        return plain("bench", self, self.worse)
 
 
 def compare_bench(old: Mapping[str, Any], new: Mapping[str, Any], old_name: str, new_name: str) -> BenchComparison:

@@ -5,10 +5,10 @@ The schemas are in plait/tools/schemas, `plait explain`'s in plait/report.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from plait.report.finite import json_text
 
 VERSIONS = {"bench": 1, "cache": 1, "compare": 1, "demo": 1, "doctor": 1, "tune": 1}
 """Of each form: raised when a field changes its meaning or goes."""
@@ -17,12 +17,4 @@ VERSIONS = {"bench": 1, "cache": 1, "compare": 1, "demo": 1, "doctor": 1, "tune"
 def as_json(command: str, facts: Mapping[str, Any]) -> str:
     """The facts of a command; what is not finite as null."""
     body = {"schema": f"plait.{command}", "version": VERSIONS[command], **facts}
-    return json.dumps(_finite(body), indent=1, allow_nan=False)
-
-
-def _finite(x: Any) -> Any:
-    if isinstance(x, Mapping):
-        return {k: _finite(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [_finite(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+    return json_text(body)

@@ -205,7 +205,7 @@ def run(
         drive = _driver(fn, calls, train, options)
         stopped = _driven(drive, progress)
     _write_out(progress, out_path)
-    facts = _facts(Path(file).name, progress, stopped, out_path, options)
+    facts = _facts(Path(file).name, progress, stopped, out_path)
     if json_path is not None and json_path != "-":
         with writing(json_path):
             Path(json_path).write_text(as_json("tune", facts) + "\n", encoding="utf-8")
@@ -270,9 +270,7 @@ def _write_out(progress: Progress, out_path: str | None) -> None:
         )
 
 
-def _facts(
-    program: str, progress: Progress, stopped: str, out_path: str | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _facts(program: str, progress: Progress, stopped: str, out_path: str | None) -> dict[str, Any]:
     notes = [k.tuned.note for k in progress.kernels if k.tuned.note is not None]
     return {
         "program": program,

@@ -25,14 +25,6 @@ pytestmark = pytest.mark.gpu
 OPTIONS = {"cache_dir": "0"}
 
 
-def scored(x: torch.Tensor) -> torch.Tensor:
-    y = torch.relu(x).sum(0)
-    scores = torch.exp(x)
-    total = scores.sum(-1, keepdim=True)
-    z = torch.tanh(scores / total)
-    return torch.sort(z, -1).values * y.mean()
-
-
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
     weights = torch.softmax(scores, -1)
@@ -82,7 +74,7 @@ def test_right_programs_are_right() -> None:
     for fn, args in (
         (attend, qkv),
         (layer, [random(256, 512), random(512, 384), random(512)]),
-        (scored, [random(64, 200)]),
+        (planted.scored, [random(64, 200)]),
     ):
         torch._dynamo.reset()
         found = plait.verify(fn, *args, train=True, seeds=2, options=OPTIONS)
@@ -95,7 +87,7 @@ def test_right_programs_are_right() -> None:
 def test_a_faulty_kernel_is_named(plant: Any, words: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        found = plait.verify(scored, random(40, 16), seeds=1, options=OPTIONS)
+        found = plait.verify(planted.scored, random(40, 16), seeds=1, options=OPTIONS)
     text = " ".join(str(found).split())
     assert not found.right and "aten.tanh" in text and words in text
 
@@ -104,7 +96,7 @@ def test_a_faulty_kernel_is_named(plant: Any, words: str) -> None:
 def test_the_merge_that_makes_it_wrong(plant: Any, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        found = plait.bisect(scored, random(40, 16).t(), seeds=1, options=OPTIONS, folder=tmp_path)
+        found = plait.bisect(planted.scored, random(40, 16).t(), seeds=1, options=OPTIONS, folder=tmp_path)
         assert replay(tmp_path) == 1
     assert replay(tmp_path) == 0
     assert (found.fault, found.kind, found.before) == ("wrong", "merge", "right")

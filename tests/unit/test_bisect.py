@@ -23,14 +23,6 @@ from plait.tools.cli import main
 OPTIONS = {"cache_dir": "0"}
 
 
-def scored(x: torch.Tensor) -> torch.Tensor:
-    y = torch.relu(x).sum(0)
-    scores = torch.exp(x)
-    total = scores.sum(-1, keepdim=True)
-    z = torch.tanh(scores / total)
-    return torch.sort(z, -1).values * y.mean()
-
-
 def summed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = torch.tanh(x).sum(-1) * 2
     return torch.cumsum(rows, 0), torch.exp(x[0, :9]).sum()
@@ -52,7 +44,7 @@ def test_the_merge_that_makes_it_wrong(plant: Any, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         x = torch.randn(16, 40).t()
-        found = plait.bisect(scored, x, seeds=1, options=OPTIONS, folder=tmp_path)
+        found = plait.bisect(planted.scored, x, seeds=1, options=OPTIONS, folder=tmp_path)
         assert replay(tmp_path) == 1
     assert any(i.stride() == x.stride() and torch.equal(i, x) for i in read_inputs(tmp_path) if i.shape == x.shape)
     assert (found.fault, found.kind, found.before) == ("wrong", "merge", "right")
@@ -120,11 +112,11 @@ def test_a_search_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as broken:
         broken.setattr(search, "_first_fault", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            plait.bisect(scored, x, seeds=1, options=OPTIONS, folder=tmp_path)
+            plait.bisect(planted.scored, x, seeds=1, options=OPTIONS, folder=tmp_path)
     known = json.loads((tmp_path / "progress.json").read_text())["answers"]
     assert len(known) >= 2
     first, asked[:] = list(asked), []
-    found = plait.bisect(scored, x, seeds=1, options=OPTIONS, folder=tmp_path)
+    found = plait.bisect(planted.scored, x, seeds=1, options=OPTIONS, folder=tmp_path)
     assert found.kind == "merge"
     # with everything and with nothing; then smaller programs, for the rest was known
     assert asked[:3] == [ALL, 0, ALL]

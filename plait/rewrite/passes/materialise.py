@@ -59,7 +59,7 @@ def materialise(graph: Graph) -> Graph:
 
     out = transform(graph, visit)
     for copy, strides in wanted.items():
-        (out.padded if has_aligned_rows(copy.shape, strides) else out.layouts)[copy] = strides
+        (out.padded if has_aligned_rows(out, copy.shape, strides) else out.layouts)[copy] = strides
     return _own_outputs(out)
 
 

@@ -25,9 +25,9 @@ from plait.plan.layout import ALIGNED, Layouts, address, as_strided, is_matrix, 
 def pad_rows(graph: Graph, spec: DeviceSpec, numerics: str, reading: Reading | None = None) -> Graph:
     """The graph with strides chosen; `reading` is the graph's, if there is one. What a call asks for stays. Nothing is chosen
     under eager's numerics: the library may add up in another order."""
-    given, users = {i.node for i in graph.inputs}, graph.users()
-    owed = {n for n in graph.padded if any(u.kind == "extern" and not is_product(u) for u in users[n])}
-    graph = replace(graph, padded={n: s for n, s in graph.padded.items() if n in given or n in owed})
+    owed = {r.source for n in graph.nodes() if n.kind == "extern" and not is_product(n) for r in n.reads}
+    kept = owed.union(i.node for i in graph.inputs)
+    graph = replace(graph, padded={n: s for n, s in graph.padded.items() if n in kept})
     if not spec.row_bytes or numerics != "fused":
         return graph
     found = _Padding(graph, spec, reading).found()
