@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.ir.names import place, places
 from plait.report.changes import Changes, Difference, Operator, PairChange, StepChange
-from plait.report.words import bytes_text, count, figure, listed, us_text
+from plait.report.words import bytes_text, clipped, count, figure, listed, us_text
 
 WIDTH, LINES = 100, 25
 _ENTRY = 3  # lines of one change at most, where not everything is shown
@@ -28,11 +28,15 @@ _HEADS = {
 
 def render(found: Changes, *, everything: bool = False) -> str:
     """The page, without colours. `everything`: as long as it takes."""
-    head = [_clip(f"{found.program} on {found.target}: {found.old_name} -> {found.new_name}", everything)]
-    head += [_clip(f"note: {n}", everything) for n in found.notes]
+
+    def clip(line: str) -> str:
+        return line if everything else clipped(line, WIDTH)
+
+    head = [clip(f"{found.program} on {found.target}: {found.old_name} -> {found.new_name}")]
+    head += [clip(f"note: {n}") for n in found.notes]
     head += _totals(found.totals)
     words = f"worse: {', '.join(found.worse)}" if found.worse else "nothing got worse"
-    last = [_clip(words, everything)]
+    last = [clip(words)]
     if not found.steps and not found.pairs:
         last.insert(0, f"no change in {count(found.unchanged, 'step')} or in what was refused")
     left = LINES - len(head) - len(last)
@@ -59,13 +63,7 @@ def _section(head: str, entries: Sequence[list[str]], most: int | None) -> list[
 
 
 def _cut(entry: list[str]) -> list[str]:
-    return entry if len(entry) <= _ENTRY else [*entry[: _ENTRY - 1], _clip(entry[_ENTRY - 1] + " ...", False)]
-
-
-def _clip(line: str, everything: bool) -> str:
-    if everything or len(line) <= WIDTH:
-        return line
-    return line[: WIDTH - 4].rsplit(" ", 1)[0] + " ..."
+    return entry if len(entry) <= _ENTRY else [*entry[: _ENTRY - 1], clipped(entry[_ENTRY - 1] + " ...", WIDTH)]
 
 
 # -------------------------------------------------------------------------------------------------------------- totals

@@ -70,9 +70,13 @@ class Report(Facts):
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
 
-    def to_html(self, path: str | Path) -> None:
-        """The facts as one page that needs no network: graphs, roofline, kernels with their sources, refusals."""
-        Path(path).write_text(to_html(self), encoding="utf-8")
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The facts as one page that needs no network: graphs, roofline, kernels with their sources, refusals; also written to
+        `path`."""
+        text = to_html(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def compare(self, other: Facts) -> Comparison:
         """What is different in another report of the program: `str` is the page, `worse` what got worse, in words."""

@@ -46,6 +46,15 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def clipped(line: str, width: int) -> str:
+    """The line, or the whole words of it that leave room for " ..." (a part of a word that alone is longer)."""
+    if len(line) <= width:
+        return line
+    kept = line[: width - 4]
+    whole = kept.rpartition(" ")[0] if line[width - 4] != " " else kept
+    return (whole.rstrip() or kept) + " ..."
+
+
 def listed(names: Iterable[str], most: int = 6) -> str:
     """a, b, c ×2 and 3 more: names in order, repetitions counted."""
     found: dict[str, int] = {}

@@ -15,7 +15,7 @@ from typing import Any
 from plait.errors import UserError
 from plait.report.changes import Difference, plain
 from plait.report.compare_text import LINES, WIDTH
-from plait.report.words import count
+from plait.report.words import clipped, count
 from plait.tools.table import number, plain_table
 
 SPREAD, UNKNOWN_SPREAD, MEMORY = 1.02, 1.05, 1.05
@@ -226,7 +226,7 @@ def render(found: BenchComparison, *, everything: bool = False) -> str:
     tail.append(f"worse: {', '.join(found.worse)}" if found.worse else "nothing got worse")
     room = None if everything else LINES - len(head) - len(tail) - 2
     lines = [*head, *_table(shown, room), *tail]
-    return "\n".join(lines if everything else [_clip(line) for line in lines]) + "\n"
+    return "\n".join(lines if everything else [clipped(line, WIDTH) for line in lines]) + "\n"
 
 
 def _table(rows: Sequence[RowChange], room: int | None) -> list[str]:
@@ -262,7 +262,3 @@ def _cells(r: RowChange) -> list[str]:
         "-" if r.eager_ratio is None else f"{r.eager_ratio:.2f}x",
         "; ".join(rest),
     ]
-
-
-def _clip(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 4].rstrip() + " ..."

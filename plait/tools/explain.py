@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import os
 import shutil
 import sys
 import traceback
@@ -20,6 +19,7 @@ from typing import Any
 
 from plait.errors import UserError
 from plait.report.text import WIDTH
+from plait.tools.files import can_write, write_file
 
 _NARROWEST = 60
 _PROGRAM = "plait_explained_program"
@@ -50,42 +50,16 @@ def run(
             fn, calls, train=train, target=target, options=given, name=Path(file).name, say=say_to_people
         )
     if html_path is not None:
-        with writing(html_path):
-            report.to_html(html_path)
+        write_file(html_path, report.to_html())
     if json_path == "-":
         print(report.to_json())
         return 0
     if json_path is not None:
-        with writing(json_path):
-            report.to_json(json_path)
+        write_file(json_path, report.to_json() + "\n")
     color = sys.stdout.isatty()
     width = min(WIDTH, max(shutil.get_terminal_size().columns, _NARROWEST)) if color else WIDTH
     print(report.text(top=top, detail=detail, width=width, color=color), end="")
     return 0
-
-
-def can_write(path: str | None) -> None:
-    """Raises UserError for a file that cannot be written ("-": the output), before the work that it is for."""
-    if path is None or path == "-":
-        return
-    folder = Path(path).parent
-    if not folder.exists():
-        raise UserError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
-    if not folder.is_dir():
-        raise UserError(f"cannot write {path}: {folder} is a file", hint="name a file in a folder")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise UserError(f"cannot write {path}: it is not yours to write", hint="name a file in a folder of your own")
-
-
-@contextlib.contextmanager
-def writing(path: str) -> Iterator[None]:
-    """What happens all the same while a file is written is said in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}", hint="free some space, or name another file"
-        ) from error
 
 
 def say_to_people(line: str) -> None:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from plait.errors import UserError
 from plait.options import Options
-from plait.tools.explain import can_write, load, say_to_people, silent, writing
+from plait.tools.explain import load, say_to_people, silent
+from plait.tools.files import can_write, write_file
 from plait.tools.group import FINE, STOPPED
 from plait.tools.plain import as_json
 from plait.tools.table import number, plain_table
@@ -207,8 +208,7 @@ def run(
     _write_out(progress, out_path)
     facts = _facts(Path(file).name, progress, stopped, out_path)
     if json_path is not None and json_path != "-":
-        with writing(json_path):
-            Path(json_path).write_text(as_json("tune", facts) + "\n", encoding="utf-8")
+        write_file(json_path, as_json("tune", facts) + "\n")
     print(as_json("tune", facts) if json_path == "-" else _text(facts))
     return STOPPED if stopped == "interrupt" else FINE
 
@@ -264,10 +264,7 @@ def _write_out(progress: Progress, out_path: str | None) -> None:
 
     found = {c.key: c for k in progress.kernels if (c := k.choice()) is not None}
     devices = {k.tuned.note.choices.device for k in progress.kernels if k.tuned.note is not None}
-    with writing(out_path):
-        Path(out_path).write_text(
-            file_text(", ".join(sorted(devices)) or "no device", found.values()), encoding="ascii"
-        )
+    write_file(out_path, file_text(", ".join(sorted(devices)) or "no device", found.values()))
 
 
 def _facts(program: str, progress: Progress, stopped: str, out_path: str | None) -> dict[str, Any]:

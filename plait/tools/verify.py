@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.tools.explain import can_write, load, say_to_people, silent, writing
+from plait.tools.explain import load, say_to_people, silent
+from plait.tools.files import can_write, write_file
 
 
 def run(
@@ -76,7 +77,6 @@ def _judged(
         print(found.to_json())
         return found
     if json_path is not None:
-        with writing(json_path):
-            Path(json_path).write_text(found.to_json() + "\n", encoding="utf-8")
+        write_file(json_path, found.to_json() + "\n")
     print(found, end="")
     return found

@@ -20,6 +20,7 @@ import plait
 from plait.report.json_form import plain
 from plait.report.json_read import read_facts
 from plait.report.report import Report
+from plait.report.words import clipped
 from plait.tools.cli import main
 
 SCHEMA = Path(plait.__file__).parent / "tools" / "schemas" / "compare_1.json"
@@ -324,3 +325,12 @@ def test_it_needs_no_torch_and_answers_at_once(files: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=home)
     assert done.returncode == 1 and "1 split" in done.stdout, done.stderr
     assert time.perf_counter() - start < 5  # of which a third of a second is ours; importing torch alone takes longer
+
+
+def test_a_clipped_line_ends_with_whole_words_unless_one_alone_is_longer() -> None:
+    assert clipped("four and twenty", 15) == "four and twenty"
+    assert clipped("four and twenty", 14) == "four and ..."
+    assert clipped("four and twenty", 12) == "four and ..."
+    assert clipped("four and twenty", 11) == "four ..."
+    assert clipped("a_name_that_is_long", 12) == "a_name_t ..."
+    assert all(len(clipped("one two three four " * 3, width)) <= width for width in range(8, 60))
