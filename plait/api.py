@@ -63,7 +63,7 @@ def compile(
 ) -> Any:
     """torch.compile with this backend, and options checked at once. Without `fn`, a decorator.
 
-    `mode`: "default", "max" or "fast-compile". `numerics`: "fused" or "eager". `strict`: raise where plait would fall back.
+    `mode`: a level, "O0" to "O3", or its other name: "fast-compile" (O1), "default" (O2), "max" (O3). `numerics`: "fused" or "eager". `strict`: raise where plait would fall back.
     `dynamic`, `fullgraph`: as in torch.compile. Other keywords are the options of `plait.options.Options`."""
     given = dict(options)
     if mode is not None:

@@ -126,7 +126,7 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
         return plan_and_lower(given, spec, options)
     graph = even_rows(single_points(graph), spec, options.numerics)
     with aside():
-        gains = opening_gains(padded(graph, spec, options), spec, can_open) if options.plan != "none" else {}
+        gains = _gains(graph, spec, options)
     calls = list(gains)
     worth = frozenset(n for n, gain in gains.items() if gain > 0 or is_forced(graph, n))
     with aside():  # what stays open is found by planning several times; only the last is what is run
@@ -138,6 +138,17 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
         plan, env = _planned_with(graph, chosen, spec, options)
     plan = _as_given(plan, env, spec, options)
     return replace(_lowered(plan, env, spec, options), openings=_openings(graph, gains, worth, chosen))
+
+
+def _gains(graph: Graph, spec: DeviceSpec, options: Options) -> dict[Node, float]:
+    """What opening each call would save, of those that the options let be opened: at lower levels, what the user wants fused."""
+    if not options.fuses:
+        return {}
+
+    def may(n: Node) -> bool:
+        return can_open(n) and (options.opens_products or is_forced(graph, n))
+
+    return opening_gains(padded(graph, spec, options), spec, may)
 
 
 def _opened(
@@ -206,7 +217,7 @@ def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, En
     strides, apart = Layouts(graph).strides, frozenset(graph.padded)
     env = Env(strides, reading.inline, options.numerics, graph.symbols, reading.reads, apart)
 
-    return make_plan(graph, spec, reading, _fits(graph, env, spec), fuse=options.plan != "none"), env
+    return make_plan(graph, spec, reading, _fits(graph, env, spec), fuse=options.fuses), env
 
 
 def _fits(graph: Graph, env: Env, spec: DeviceSpec) -> Fits:
@@ -225,7 +236,7 @@ def _fits(graph: Graph, env: Env, spec: DeviceSpec) -> Fits:
 def _lowered(plan: Plan, env: Env, spec: DeviceSpec, options: Options) -> Compiled:
     graph = plan.graph
     steps: list[Launch] = []
-    for batch in launches(plan, fuse=options.plan != "none"):
+    for batch in launches(plan, fuse=options.fuses):
         if batch[0].kind == "extern":
             steps.append(Launch(batch))
             continue

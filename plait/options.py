@@ -16,15 +16,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from plait.errors import BadOption
+from plait.levels import ALIASES, DEFAULT, GRAPHS, LEVELS, Level
 
-MODES = ("default", "max", "fast-compile")
-MODE_ALIASES = {"max-autotune": "max", "none": "default"}
+MODES = (*LEVELS, *ALIASES)
 STAGES = ("graph", "plan", "tile", "source")
 BACKENDS = ("auto", "cpp", "triton", "eval")
 
 # variable -> (option it sets, what it does); the documentation's table and the tests are made from this
 ENVIRONMENT: dict[str, tuple[str, str]] = {
-    "PLAIT_MODE": ("mode", "default, max (tune longer) or fast-compile"),
+    "PLAIT_MODE": ("mode", "O0 to O3: what compiling spends time on; fast-compile is O1, default O2, max O3"),
     "PLAIT_NUMERICS": ("numerics", "fused keeps float32 inside a kernel; eager rounds wherever eager would"),
     "PLAIT_RNG": ("rng", "plait draws random numbers inside kernels; eager gives eager's numbers"),
     "PLAIT_STRICT": ("strict", "1: raise instead of falling back to eager"),
@@ -46,7 +46,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
 class Options:
     """The effective settings of one compilation. Build with `Options.make`."""
 
-    mode: str = "default"
+    mode: str = DEFAULT  # a level's name (plait/levels.py)
     numerics: str = "fused"
     rng: str = "plait"
     strict: bool = False
@@ -67,7 +67,7 @@ class Options:
     gluon: str = "measured"
     tuned: str = "remember"  # or "off", or a file of choices that are taken first
     threads: int | None = None  # None: as many as torch uses at the time of the call
-    cuda_graphs: bool | None = None  # None: in mode max only
+    cuda_graphs: bool | None = None  # None: at O3 only
     pool_mb: int = 1024  # bytes of dead CPU outputs that are kept for the next call, in MiB; 0 turns the pool off
 
     @classmethod
@@ -87,7 +87,25 @@ class Options:
             found.update(_parse(name, value, key))
         if mode is not None:
             found.update(_parse("mode", mode, "mode"))
-        return replace(cls(), **found)
+        named = found.get("mode", DEFAULT)
+        if named in GRAPHS:
+            found.setdefault("cuda_graphs", GRAPHS[named])
+        return replace(cls(), **{**found, "mode": ALIASES.get(named, named)})
+
+    @property
+    def level(self) -> Level:
+        """What compiling spends time on."""
+        return LEVELS[self.mode]
+
+    @property
+    def fuses(self) -> bool:
+        """Whether operators share kernels."""
+        return self.level.fuse and self.plan != "none"
+
+    @property
+    def opens_products(self) -> bool:
+        """Whether products that are library calls may become parts of kernels."""
+        return self.fuses and self.level.open_products
 
     def codegen_key(self) -> str:
         """The settings that can change generated code, as text for cache keys."""
@@ -106,7 +124,7 @@ class Options:
     @property
     def records_graphs(self) -> bool:
         """Whether runs are recorded as CUDA graphs where they can be."""
-        return self.mode == "max" if self.cuda_graphs is None else self.cuda_graphs
+        return self.level.cuda_graphs if self.cuda_graphs is None else self.cuda_graphs
 
     def as_dict(self) -> dict[str, Any]:
         """Name → value, for reports and `get_compiler_config`."""
@@ -137,12 +155,11 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
     """The field values that a given value stands for."""
     if name in _CHOICES:
         choices = _CHOICES[name]
-        text = MODE_ALIASES.get(value, value) if name == "mode" and isinstance(value, str) else value
-        if text not in choices:
+        if value not in choices:
             raise BadOption(
                 f"{given_as} is {value!r}", hint=_nearest(str(value), choices) + f"values: {', '.join(choices)}"
             )
-        return {name: text}
+        return {name: value}
     if name in _BOOLS:
         if isinstance(value, bool) or (value is None and name == "cuda_graphs"):
             return {name: value}

@@ -189,7 +189,7 @@ class Kernels:
             sources = [emit_triton([p.program], p.program.name, f8_saturates=f8_saturates()) for p in parts]
             return build_triton(sources, self.graph.device, None)
         texts = CppSources([CppKernel(p.program.name, (p.program,)) for p in parts])
-        return build_cpp(texts, cache_for(self.options), self.options.threads)
+        return build_cpp(texts, cache_for(self.options), self.options.threads, self.options.level.cxx)
 
     # ---------------------------------------------------------------------------------------------- the first operator
     def first_wrong(self, group: Group, part: Lowered, given: Mapping[Node, Tensor], *, code: bool) -> Node | None:

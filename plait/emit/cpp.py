@@ -55,12 +55,12 @@ def header_text() -> str:
     return "".join((include_dir() / h).read_text() for h in HEADERS)
 
 
-def compile_flags() -> list[str]:
-    """Flags for g++ (9 or later) or clang. Never -ffast-math: NaN, infinities, signed zeros and subnormals are kept."""
+def compile_flags(level: str = "-O3") -> list[str]:
+    """Flags for g++ (9 or later) or clang, at a level of its optimiser. Never -ffast-math: NaN, infinities, signed zeros and subnormals are kept."""
     tune = ["-march=native"] if platform.machine() in ("x86_64", "AMD64", "aarch64") else []
     return [
         "-std=c++17",
-        "-O3",
+        level,
         *tune,
         "-fopenmp",
         "-fPIC",

@@ -10,7 +10,8 @@ from plait.options import Options
 
 
 def rewrites_for(options: Options) -> tuple[Rewrite, ...]:
-    """Picks' gradients as choices. Draws by seed unless the numbers must be eager's; products formed again unless the bits must be."""
+    """Picks' gradients as choices. Draws by seed unless the numbers must be eager's; products are formed again where
+    kernels may take them in, unless the bits must be."""
     drawn = (draw_by_seed,) if options.rng == "plait" else ()
-    again = (recompute_products,) if options.numerics == "fused" else ()
+    again = (recompute_products,) if options.numerics == "fused" and options.opens_products else ()
     return (*drawn, choose_picked, *again)

@@ -280,7 +280,7 @@ def _on_cpu(compiled: Compiled, options: Options) -> dict[str, Measured]:
     """Whether the C++ of each kernel compiles; there are no resources to read."""
     launches = [launch for launch in compiled.launches if launch.parts]
     texts = CppSources([CppKernel(x.name, tuple(p.program for p in x.parts)) for x in launches])
-    built = build_cpp(texts, cache_for(options), options.threads)
+    built = build_cpp(texts, cache_for(options), options.threads, options.level.cxx)
     failures = [f"does not compile: {b.message}" if isinstance(b, BuildFailed) else "" for b in built]
     return {x.name: Measured(failure=failures[k], source=texts.text(k)) for k, x in enumerate(launches)}
 

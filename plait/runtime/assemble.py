@@ -98,7 +98,9 @@ def _build(launches: Sequence[Launch], compiled: Any, options: Options) -> list[
     record_levels(compiled, own | replaced, options)
     # what files replaced is nobody else's business
     cache = cache_for(options if mine is None or not mine.replaced else replace(options, cache_dir="0"))
-    return _built_as_replaced(build_cpp(texts.with_texts(replaced), cache, options.threads), texts.names, replaced)
+    return _built_as_replaced(
+        build_cpp(texts.with_texts(replaced), cache, options.threads, options.level.cxx), texts.names, replaced
+    )
 
 
 def _built_as_replaced(built: list[Built], names: Sequence[str], replaced: Mapping[str, str]) -> list[Built]:
@@ -225,7 +227,7 @@ def _chosen(forms: _Forms, built: Sequence[Built], note: Note | None) -> Built:
 
 def _in_gluon(launch: Launch, device: str, options: Options) -> GluonSource | None:
     """The launch as a kernel for Hopper, where that is asked for and there is a form of it."""
-    if options.gluon == "off" or not can_run(device):
+    if options.gluon == "off" or not options.level.tries or not can_run(device):
         return None
     said: dict[str, str] = report.current().details.setdefault("gluon", {})
     if _is_pinned(launch, options):
@@ -262,7 +264,7 @@ def _schedules(launch: Launch, options: Options) -> list[Schedule | None]:
         and not program.symbols
         and launch.groups[0].predicted_ns > _TUNE_FROM_NS
     )
-    if not worth or options.mode == "fast-compile" or triton_is_interpreted():
+    if not worth or not options.level.tries or triton_is_interpreted():
         return [None]
     others = alternatives(program)
     if not others or not take(

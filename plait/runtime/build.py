@@ -33,6 +33,7 @@ from plait.emit.writer import identifier
 from plait.errors import BuildFailed
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
+from plait.levels import DEFAULT, LEVELS
 from plait.options import cxx_command
 from plait.runtime import folders, report
 from plait.runtime.cache import Cache, load_library_bytes
@@ -45,6 +46,7 @@ from plait.runtime.tune import doing, watcher
 
 _TIMEOUT_SECONDS = 600.0
 _MOST_UNITS = 8
+BEST = LEVELS[DEFAULT].cxx
 _STAND_IN = "plait_kernel_name"  # what a kernel is called while equal ones are looked for
 
 Built = Kernel | BuildFailed
@@ -107,14 +109,15 @@ class CppSources:
         return _Unit("\n".join(map(self.text, places)), tuple(self.names[p] for p in places), tuple(places))
 
 
-def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None) -> list[Built]:
-    """One entry a kernel: the built kernel, or why there is none. `threads`: what kernels run with (None: torch's)."""
+def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None, cxx: str = BEST) -> list[Built]:
+    """One entry a kernel: the built kernel, or why there is none. `threads`: what kernels run with (None: torch's); `cxx`: the
+    compiler's own level."""
     places = sources.distinct()
     # few enough that the headers are not read too often, many enough to use several processors
     count = max(1, min(_MOST_UNITS, len(places) // 4))
     units = [sources.unit(places[k::count]) for k in range(count) if places[k::count]]
     done: dict[int, Built] = {}
-    for unit, outcome in zip(units, side_by_side(lambda u: _build_unit(u, cache, threads), units), strict=True):
+    for unit, outcome in zip(units, side_by_side(lambda u: _build_unit(u, cache, threads, cxx), units), strict=True):
         for nth, place in enumerate(unit.places):
             if not isinstance(outcome, BuildFailed):
                 done[place] = outcome[nth]
@@ -122,7 +125,7 @@ def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None) -> 
                 done[place] = outcome
             else:
                 # one bad kernel must not take its neighbours along
-                alone = _build_unit(sources.unit([place]), cache, threads)
+                alone = _build_unit(sources.unit([place]), cache, threads, cxx)
                 done[place] = alone if isinstance(alone, BuildFailed) else alone[0]
     return [done[q] for q in sources.same_as]
 
@@ -131,8 +134,8 @@ def _without_comments(text: str, mark: str) -> str:
     return re.sub(rf"(?m)^\s*{re.escape(mark)}.*\n", "", text)
 
 
-def _build_unit(unit: _Unit, cache: Cache, threads: int | None) -> list[Kernel] | BuildFailed:
-    flags = [*cpp.compile_flags(), *([] if f8_saturates() else ["-DPLAIT_F8E4M3_NAN"])]
+def _build_unit(unit: _Unit, cache: Cache, threads: int | None, cxx: str) -> list[Kernel] | BuildFailed:
+    flags = [*cpp.compile_flags(cxx), *([] if f8_saturates() else ["-DPLAIT_F8E4M3_NAN"])]
     key = cpp_key(unit.text, flags)
     try:
         library = cache.load_library(key)

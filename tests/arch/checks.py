@@ -12,6 +12,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_CLASS_METHODS = 500, 60, 20
 LAYERS = {
     "plait.errors": 0,
     "plait.options": 0,
+    "plait.levels": 0,
     "plait.ir": 0,
     "plait.regions": 0,
     "plait.rewrite": 1,
