@@ -14,6 +14,7 @@ from plait.errors import FusionRefused, InternalError, LowerFailed
 from plait.frontend.fx_import import import_fx
 from plait.frontend.regions import mark_regions
 from plait.frontend.saved import report_strides
+from plait.ir.budget import current, leaves_out
 from plait.ir.check import check_graph
 from plait.ir.fuel import aside, is_limited, limited, take, take_at, told
 from plait.ir.graph import Graph, Node
@@ -51,6 +52,7 @@ from plait.tile.pin import pinned
 from plait.tile.schedule import Schedule
 
 _SMALL_NS = 3000.0  # of work beyond the launch
+_UNOPENED = "open product"
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,20 @@ def compile_graph(
         with telling(kind):
             compiled = all_levels(graph, spec, options)
         report.compiled(compiled)
+        _note_fusions(compiled.plan)
         layouts, cuda = Layouts(compiled.graph), spec.kind == "cuda"
         script = link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)
         report.current().details |= {"script": script, "fuel": tank}
         made = assemble(gm, compiled, script, options)
     report_strides(compiled.graph)
     return made
+
+
+def _note_fusions(plan: Plan) -> None:
+    """Fusions that the option budget left out, of the plan that stands."""
+    budget = current()
+    if budget is not None:
+        budget.note("fusion", sum(d.reason is not None and d.reason.why is Why.BUDGET for d in plan.decisions))
 
 
 def imported(gm: Any, example_inputs: Sequence[Any], options: Options, kind: str) -> Graph:
@@ -145,8 +155,11 @@ def _gains(graph: Graph, spec: DeviceSpec, options: Options) -> dict[Node, float
     if not options.fuses:
         return {}
 
+    free = [n for n in graph.nodes() if can_open(n) and not is_forced(graph, n)] if options.opens_products else []
+    opened = options.opens_products and not leaves_out(_UNOPENED, len(free))
+
     def may(n: Node) -> bool:
-        return can_open(n) and (options.opens_products or is_forced(graph, n))
+        return can_open(n) and (opened or is_forced(graph, n))
 
     return opening_gains(padded(graph, spec, options), spec, may)
 
@@ -166,6 +179,9 @@ def _opened(
         if len(products) != len(mine):
             raise InternalError(f"{len(mine)} calls were opened, {len(products)} products are there")
         chosen -= {call for number, call in enumerate(mine) if number in alone}
+        free = [n for n in chosen if not is_forced(graph, n)]
+        if leaves_out(_UNOPENED, len(free)):
+            chosen -= set(free)
 
 
 def _planned_with(graph: Graph, chosen: frozenset[Node], spec: DeviceSpec, options: Options) -> tuple[Plan, Env]:

@@ -59,6 +59,9 @@ class Options:
     cache_dir: str | None = None  # None: the platform's place; "0": no disk cache
     cache_mb: int = 2048
     groups: tuple[int, ...] | None = None
+    budget: float | None = (
+        None  # seconds of compiling in this process, after which the rest is compiled the cheapest way
+    )
     fuel: int | None = None  # decisions that each graph's compilation may take, for bisection; None: all
     forbid: tuple[tuple[str, ...], ...] = ()
     force: tuple[tuple[str, ...], ...] = ()
@@ -167,6 +170,8 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
         if text not in _TRUE + _FALSE:
             raise BadOption(f"{given_as} is {value!r}", hint="values: 0 or 1")
         return {name: text in _TRUE}
+    if name == "budget":
+        return {name: _parse_seconds(value, given_as)}
     if name in _INTS:
         return _parse_int(name, value, given_as)
     if name == "dump":
@@ -203,6 +208,18 @@ def _parse_int(name: str, value: Any, given_as: str) -> dict[str, Any]:
     if isinstance(value, (bool, float)) or not low <= number <= high:
         raise BadOption(f"{given_as} is {value!r}", hint=f"a whole number from {low} to {high}")
     return {name: number}
+
+
+def _parse_seconds(value: Any, given_as: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if not 0 <= seconds < float("inf"):
+        raise BadOption(f"{given_as} is {value!r}", hint="seconds, 0 or more")
+    return seconds
 
 
 def _parse_dump(value: Any, given_as: str) -> dict[str, Any]:

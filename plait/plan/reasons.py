@@ -21,6 +21,7 @@ class Why(Enum):
     FORBIDDEN = "forbidden by user"
     DEVICE = "other device"
     ARGUMENTS = "argument limit"
+    BUDGET = "budget is used up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +55,6 @@ UNLOCK: dict[Why, str] = {
     Why.FORBIDDEN: "remove the region or option that forbids it",
     Why.DEVICE: "move both to one device",
     Why.ARGUMENTS: "fewer tensors in one kernel",
+    Why.BUDGET: "a larger option budget, or none: the pair was not looked at",
 }
 """What would let the fusion happen, for every law."""

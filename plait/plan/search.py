@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from plait.errors import CheckFailed
+from plait.ir.budget import is_used_up
 from plait.ir.fuel import take_at
 from plait.ir.graph import Graph, Node, identity
 from plait.plan.align import FUSIBLE, Aligner, Alignment
@@ -211,6 +212,8 @@ class _Search:
             numbers = list(dict.fromkeys(self.part_of[n] for n in chain))
             if len(numbers) == 1 or not self.is_convex(numbers):
                 continue
+            if is_used_up():
+                return
             al = self.parts[numbers[0]].alignment
             for k in numbers[1:]:
                 al = self.setting.aligner.merge(al, self.parts[k].alignment)
@@ -298,6 +301,8 @@ class _Search:
         """Fuse or refuse, with the reason."""
         apart = self.parts[a].ns + self.parts[b].ns
         stake = self.saving(a, b)
+        if is_used_up():
+            return Decision(p, c, Reason(Why.BUDGET), apart, 0.0, stake), None
         if self.makes_cycle(a, b):
             return Decision(p, c, Reason(Why.CYCLE, f"between {p.op} and {c.op}"), apart, 0.0, stake), None
         al = self.merged(a, b)

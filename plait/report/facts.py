@@ -238,7 +238,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """One compiled graph. `kind`: inference, forward, backward; `status`: compiled, or eager when nothing of it is plait's."""
+    """One compiled graph. `kind`: inference, forward, backward; `status`: compiled, or eager when nothing of it is plait's.
+    `left_out`: what was not done because the option `budget` was used up."""
 
     name: str
     kind: str
@@ -251,6 +252,7 @@ class GraphFacts:
     totals: Totals
     compile_seconds: float
     operators: tuple[EagerOperator, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,7 @@ class _Watch:
             fallbacks=fallbacks,
             totals=replace(found.totals, fallbacks=len(fallbacks)),
             compile_seconds=record.total_seconds,
+            left_out=record.left_out,
         )
 
 

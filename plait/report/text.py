@@ -73,6 +73,9 @@ def _head(facts: Facts) -> RenderableType:
         lines.append(Text(f"{count(n, 'kernel')} {failure}", style="red"))
     for reason in facts.breaks:
         lines.append(Text(f"cut by Dynamo: {reason}", style="yellow"))
+    for g in facts.graphs:
+        if g.left_out:
+            lines.append(Text(f"the budget was used up in {g.name}, left out: {', '.join(g.left_out)}", style="yellow"))
     for f in dict.fromkeys((f.scope, f.op, f.reason) for g in facts.graphs for f in g.fallbacks):
         lines.append(Text(f"in eager: {f[0]} {f[1]}: {f[2]}".replace(" :", ":"), style="red"))
     return Group(*lines)

@@ -22,6 +22,7 @@ from plait.ir.fuel import take
 from plait.options import Options, triton_is_interpreted
 from plait.runtime import override, report
 from plait.runtime.build import (
+    LEFT_OUT,
     Built,
     CppSources,
     build_cpp,
@@ -118,6 +119,11 @@ class _Forms:
     launch: Launch
     sources: tuple[TritonSource, ...]
     names: tuple[str, ...]
+    known: bool = False  # which of them is the fastest
+
+    def optional(self, place: int) -> bool:
+        """Whether a source is there only to be timed beside the default one."""
+        return not self.known and place != (self.names[0] == "gluon")
 
     def only(self, places: Sequence[int]) -> _Forms:
         """Some of them."""
@@ -190,12 +196,13 @@ def _wanted(forms: _Forms, note: Note | None) -> _Forms:
     if known is None:
         return forms
     at = forms.names.index(known.name)
-    return forms.only([0, 1] if known.name == "gluon" else [at])
+    return replace(forms.only([0, 1] if known.name == "gluon" else [at]), known=True)
 
 
 def _built_forms(forms: Sequence[_Forms], graph: Any) -> list[list[Built]]:
-    built = build_triton([s for f in forms for s in f.sources], graph.device, graph.hint)
-    rest = iter(built)
+    flat = [(f, k) for f in forms for k in range(len(f.sources))]
+    optional = {at for at, (f, k) in enumerate(flat) if f.optional(k)}
+    rest = iter(build_triton([f.sources[k] for f, k in flat], graph.device, graph.hint, optional))
     return [[next(rest) for _ in f.sources] for f in forms]
 
 
@@ -216,6 +223,8 @@ def _chosen(forms: _Forms, built: Sequence[Built], note: Note | None) -> Built:
         return default
     if isinstance(lower, GluonKernel):
         lower.plain = plain[0]
+    if any(isinstance(b, BuildFailed) and b.message == LEFT_OUT for b in built):
+        note = None  # the best of some is not to be remembered as the best of all
     made = Tuned([b for b, _ in usable], [n for _, n in usable], note)
     if len(usable) == 1 and not made.remembered:
         return usable[0][0]

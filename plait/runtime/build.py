@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -31,9 +31,10 @@ from plait.emit.gluon import Descriptor, GluonSource
 from plait.emit.triton import TritonSource
 from plait.emit.writer import identifier
 from plait.errors import BuildFailed
+from plait.ir.budget import Budget, current
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.levels import DEFAULT, LEVELS
+from plait.levels import CHEAPEST_CXX, DEFAULT, LEVELS
 from plait.options import cxx_command
 from plait.runtime import folders, report
 from plait.runtime.cache import Cache, load_library_bytes
@@ -47,6 +48,7 @@ from plait.runtime.tune import doing, watcher
 _TIMEOUT_SECONDS = 600.0
 _MOST_UNITS = 8
 BEST = LEVELS[DEFAULT].cxx
+LEFT_OUT = "the option budget was used up before it was built"
 _STAND_IN = "plait_kernel_name"  # what a kernel is called while equal ones are looked for
 
 Built = Kernel | BuildFailed
@@ -117,7 +119,10 @@ def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None, cxx
     count = max(1, min(_MOST_UNITS, len(places) // 4))
     units = [sources.unit(places[k::count]) for k in range(count) if places[k::count]]
     done: dict[int, Built] = {}
-    for unit, outcome in zip(units, side_by_side(lambda u: _build_unit(u, cache, threads, cxx), units), strict=True):
+    budget = current()
+    for unit, outcome in zip(
+        units, side_by_side(lambda u: _build_unit(u, cache, threads, cxx, budget), units), strict=True
+    ):
         for nth, place in enumerate(unit.places):
             if not isinstance(outcome, BuildFailed):
                 done[place] = outcome[nth]
@@ -125,7 +130,7 @@ def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None, cxx
                 done[place] = outcome
             else:
                 # one bad kernel must not take its neighbours along
-                alone = _build_unit(sources.unit([place]), cache, threads, cxx)
+                alone = _build_unit(sources.unit([place]), cache, threads, cxx, budget)
                 done[place] = alone if isinstance(alone, BuildFailed) else alone[0]
     return [done[q] for q in sources.same_as]
 
@@ -134,11 +139,15 @@ def _without_comments(text: str, mark: str) -> str:
     return re.sub(rf"(?m)^\s*{re.escape(mark)}.*\n", "", text)
 
 
-def _build_unit(unit: _Unit, cache: Cache, threads: int | None, cxx: str) -> list[Kernel] | BuildFailed:
-    flags = [*cpp.compile_flags(cxx), *([] if f8_saturates() else ["-DPLAIT_F8E4M3_NAN"])]
-    key = cpp_key(unit.text, flags)
+def _build_unit(
+    unit: _Unit, cache: Cache, threads: int | None, cxx: str, budget: Budget | None
+) -> list[Kernel] | BuildFailed:
     try:
+        flags, key = _flags_and_key(unit, cxx)
         library = cache.load_library(key)
+        if library is None and cxx == BEST and budget is not None and budget.leaves_out("full C++ optimisation"):
+            flags, key = _flags_and_key(unit, CHEAPEST_CXX)
+            library = cache.load_library(key)
         if library is None:
             data = compile_cpp(unit.text, flags)
             cache.put(key, data)
@@ -148,6 +157,11 @@ def _build_unit(unit: _Unit, cache: Cache, threads: int | None, cxx: str) -> lis
         return failed
     except (OSError, AttributeError, Unsafe) as error:
         return BuildFailed(f"the compiled kernels cannot be loaded: {error}")
+
+
+def _flags_and_key(unit: _Unit, cxx: str) -> tuple[list[str], str]:
+    flags = [*cpp.compile_flags(cxx), *([] if f8_saturates() else ["-DPLAIT_F8E4M3_NAN"])]
+    return flags, cpp_key(unit.text, flags)
 
 
 @functools.cache
@@ -245,18 +259,24 @@ def build_triton(
     sources: Sequence[TritonSource],
     device: str,
     size_hint: Callable[[Expr], int] | None = None,
+    optional: Collection[int] = (),
 ) -> list[Built]:
-    """One entry a kernel. With `size_hint`, kernels are compiled now, for sizes like those; else at their first launch."""
+    """One entry a kernel. With `size_hint`, kernels are compiled now, for sizes like those; else at their first launch. Those at
+    the `optional` places come last, and none is begun once the option budget is used up."""
     if importlib.util.find_spec("triton") is None:
         failed = BuildFailed("triton is not installed", hint="pip install triton")
         return [failed for _ in sources]
     same_as = same_kernels(sources)
-    distinct = [p for p in range(len(sources)) if same_as[p] == p]
+    needed = {q for p, q in enumerate(same_as) if p not in optional}
+    distinct = sorted((p for p in range(len(sources)) if same_as[p] == p), key=lambda p: p not in needed)
+    budget = current()
     watch = watcher()
     if watch is not None:
         watch.expects(len(distinct))
 
     def build(place: int) -> Built:
+        if place not in needed and budget is not None and budget.leaves_out("timed alternative"):
+            return BuildFailed(LEFT_OUT)
         with doing("building", sources[place].name):
             return _build_triton_one(sources[place], device, size_hint)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from plait.errors import BuildFailed, CompileError, InternalError, PlaitError, UnsupportedProgram, UserError
 from plait.frontend.saved import as_traced
+from plait.ir.budget import budgeted
 from plait.options import Options
 from plait.runtime import report
 from plait.runtime.locks import Lock
@@ -26,7 +27,11 @@ def compile_one(
     compile_graph: CompileGraph, gm: Any, example_inputs: Sequence[Any], kind: str, options: Options, line: str = ""
 ) -> Boxed:
     """`compile_graph(gm, example_inputs, options, kind=kind)` in boxed form, or the graph in eager, visibly."""
-    with _compile_lock, report.compiling(kind) as record:
+    with (
+        _compile_lock,
+        report.compiling(kind) as record,
+        budgeted(options.budget, report.spent_seconds()) as budget,
+    ):
         report.trace("plait_graph", lambda: str(gm.print_readable(print_output=False)))
         try:
             compiled = boxed(compile_graph(gm, example_inputs, options, kind=kind))
@@ -36,6 +41,8 @@ def compile_one(
             _fall_back(error, gm, example_inputs, kind, options, line)
             record.status = "eager"
             compiled = boxed(as_traced(gm, example_inputs))
+        if budget is not None:
+            record.left_out = budget.words()
     if options.explain:
         print(record.line())
     return compiled

@@ -48,6 +48,7 @@ class CompileRecord:
     cache_misses: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()  # for want of the option budget
     details: dict[str, Any] = field(default_factory=dict)
     status: str = "compiling"  # then "compiled" or "eager"
 
@@ -68,6 +69,8 @@ class CompileRecord:
     def line(self) -> str:
         """One line for people."""
         text = f"plait: {self.name} ({self.kind}): {self.kernels} kernels, {self.externs} ATen calls, {self.total_seconds:.2f} s"
+        if self.left_out:
+            text += f"; the budget was used up, left out: {', '.join(self.left_out)}"
         return text + (f", {len(self.fallbacks)} in eager: {self.fallbacks[0].reason}" if self.fallbacks else "")
 
 
@@ -77,6 +80,7 @@ _current: contextvars.ContextVar[CompileRecord | None] = contextvars.ContextVar(
 FALLBACKS: list[Fallback] = []
 """Everything that runs in eager in this process, oldest first (under the module's lock; read a copy with `fallbacks()`)."""
 _records: list[CompileRecord] = []
+_spent = [0.0]  # seconds that compilations took
 _warned: set[str] = set()
 
 
@@ -95,6 +99,7 @@ def compiling(kind: str) -> Iterator[CompileRecord]:
         if record.status == "compiling":
             record.status = "failed"
         with _lock:
+            _spent[0] += record.total_seconds
             _records.append(record)
             del _records[:-_LIMIT]
 
@@ -152,6 +157,12 @@ def last() -> CompileRecord | None:
         return _records[-1] if _records else None
 
 
+def spent_seconds() -> float:
+    """What compilations have taken since the start or the last `reset`, without the one that runs."""
+    with _lock:
+        return _spent[0]
+
+
 def fallbacks() -> list[Fallback]:
     """A copy of FALLBACKS."""
     with _lock:
@@ -162,6 +173,7 @@ def reset() -> None:
     """Forget records, fallbacks and which warnings were given."""
     with _lock:
         _records.clear()
+        _spent[0] = 0.0
         FALLBACKS.clear()
         _warned.clear()
 
