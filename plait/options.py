@@ -316,6 +316,11 @@ def triton_is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in _TRUE
 
 
+def interpret_triton() -> None:
+    """Have Triton kernels that are made from now on run in its interpreter. Triton must not be imported yet."""
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
 def digest(text: str) -> str:
     """A short name for a piece of text, for file names."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

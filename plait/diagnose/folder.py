@@ -1,6 +1,7 @@
 """The folder of a bisection: the smallest program that shows the fault, what it takes to run it, and how far the search got.
 
 run.py         runs the program with one decision fewer and with it, and says what differs; exit code 1 while it does
+one_file.py    the program with it alone, as `report.reproduce` writes a graph: to be handed on
 graph.py       the program, as it was captured      graph.txt  the Graph that plait makes of it
 options.json   options of plait, fuel among them    inputs.json, inputs.bin  arguments: types, shapes, strides; bytes
 found.json     what was found                       decisions.txt  all decisions, numbered
@@ -9,16 +10,16 @@ progress.json  answers so far, for a search that is taken up again
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from plait.diagnose.recipes import dtype_of, elements, form_of, from_bytes, laid_out, plain_number, to_bytes
+from plait.diagnose.reproduce import Subject, graph_text
 from plait.diagnose.trials import Case, Trial
 from plait.errors import UserError
 from plait.ir.fuel import Taken
@@ -85,6 +86,8 @@ def write_folder(folder: Path, case: Case, trial: Trial, decisions: Sequence[Tak
         "found.json": json.dumps(found, indent=1),
         "decisions.txt": "".join(f"{k + 1:5d} {t.kind} {t.name}: {t.words}\n" for k, t in enumerate(decisions)),
     }
+    alone = _one_file(case, trial)
+    texts |= {"one_file.py": alone} if alone is not None else {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -94,20 +97,31 @@ def write_folder(folder: Path, case: Case, trial: Trial, decisions: Sequence[Tak
         raise UserError(f"cannot write {folder}: {error.strerror}", hint=_ELSEWHERE) from error
 
 
+def _one_file(case: Case, trial: Trial) -> str | None:
+    """The compiled program as one file, with its values where they are few; None where it cannot be written down."""
+    made = trial.executable
+    args = (*case.inputs, *made.constants)
+    subject = Subject(
+        "the smallest program of a bisection", trial.compiled, made.script, args, made, case.gm, case.examples, case.rng
+    )
+    for values in (True, False):
+        try:
+            return graph_text(subject, values)
+        except UserError:
+            continue
+    return None
+
+
 # --------------------------------------------------------------------------------------------------------------- inputs
 def _write_inputs(folder: Path, inputs: Sequence[Any]) -> None:
     facts: list[dict[str, Any]] = []
     with (folder / "inputs.bin").open("wb") as out:
         for x in inputs:
             if not isinstance(x, Tensor):
-                facts.append({"value": x if isinstance(x, bool | float) else int(x)})
+                facts.append({"value": plain_number(x, "an argument")})
                 continue
-            dense = x.detach().cpu().contiguous()
-            data = ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""
-            kind = {"dtype": str(dense.dtype).removeprefix("torch."), "device": x.device.type}
-            facts.append(
-                {**kind, "shape": list(x.shape), "strides": list(x.stride()), "at": out.tell(), "bytes": len(data)}
-            )
+            data = to_bytes(elements(x))
+            facts.append(form_of(x) | {"at": out.tell(), "bytes": len(data)})
             out.write(data)
     (folder / "inputs.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
@@ -120,9 +134,6 @@ def read_inputs(folder: Path) -> list[Any]:
         if "value" in facts:
             out.append(facts["value"])
             continue
-        dtype = getattr(torch, facts["dtype"])
-        part = bytearray(data[facts["at"] : facts["at"] + facts["bytes"]])
-        dense = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
-        made = torch.empty_strided(facts["shape"], facts["strides"], dtype=dtype, device=facts["device"])
-        out.append(made.copy_(dense.view(facts["shape"])))
+        part = data[facts["at"] : facts["at"] + facts["bytes"]]
+        out.append(laid_out(from_bytes(part, dtype_of(facts)), facts))
     return out

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from plait.diagnose.kernels import Kernels, run_watched
 from plait.diagnose.locate import stands_for
 from plait.diagnose.program import copies
 from plait.diagnose.reduce import Values
+from plait.diagnose.reproduce import graph_text, kernel_text, subject_of, write_file
 from plait.diagnose.watch import Call, Seen, Watch
 from plait.errors import PlaitError, UserError
 from plait.frontend.origins import origin_of
@@ -44,11 +46,12 @@ class Member(Protocol):
 
 @dataclass
 class Inside:
-    """A program that can be run again: `drive` runs it under a given way to compile it. `here`: its kernels are."""
+    """A program that can be run again: `drive` runs it under a given way to compile it. `target`: the device that its kernels
+    were planned for, None for this one."""
 
     options: Options
     drive: Callable[[Callable[[Any], Callable[..., Any]]], None]
-    here: bool
+    target: str | None
     _seen: list[Seen] = field(default_factory=list)
 
     def tap(self, graph: int, step: int, members: Sequence[Member], name: str) -> Tensor | tuple[Tensor, ...]:
@@ -64,12 +67,21 @@ class Inside:
         found = tuple(self._value(seen, call, step, nodes[x]) for x in chosen)
         return found[0] if len(found) == 1 else found
 
+    def reproduce(self, graph: int, step: int | None, path: str | Path, values: bool) -> Path:
+        """Write the file that runs a step of a graph, or all of it (None), on its own. Raises UserError."""
+        subject = subject_of(*self._recorded(graph), self.options, self.target)
+        text = graph_text(subject, values) if step is None else kernel_text(subject, step, values)
+        return write_file(path, text)
+
     def _recorded(self, graph: int) -> tuple[Seen, Call]:
         if not self._seen:
-            watch = Watch(self.options, choose=None if self.here else lambda seen: None)
+            watch = Watch(self.options, choose=None if self.target is None else lambda seen: None)
             watch.recording = True
             self.drive(watch.compiled)
             self._seen = watch.seen
+        if graph < len(self._seen) and self._seen[graph].record.status == "eager":
+            hint = "the report says why, and strict=True raises it"
+            raise UserError(f"{self._seen[graph].title} runs in eager: it has no kernels", hint=hint)
         if graph >= len(self._seen) or not self._seen[graph].calls:
             raise UserError(
                 f"graph {graph} did not run", hint="only graphs of the calls that were explained can be looked into"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from plait.compiler import Compiled, compile_graph
 from plait.diagnose.program import copies
+from plait.diagnose.timing import medians_us
 from plait.errors import PlaitError
 from plait.frontend.saved import as_wanted
 from plait.ir.fuel import Taken, Tank
@@ -24,7 +23,6 @@ from plait.runtime import report
 from plait.runtime.executable import Executable
 
 ALL = 1 << 30
-_BATCH_NS = 2e6  # that one measurement lasts at least
 
 
 @dataclass(frozen=True)
@@ -102,31 +100,9 @@ class Case:
     # ------------------------------------------------------------------------------------------------- how long
     def times_us(self, trials: Sequence[Trial], rounds: int = 9) -> list[float]:
         """Median microseconds of a run of each, measured in turn."""
-        runs = [self._repeated(t) for t in trials]
-        found: list[list[float]] = [[] for _ in trials]
-        for _ in range(rounds):
-            for run, times in zip(runs, found, strict=True):
-                times.append(run())
-        return [statistics.median(times) for times in found]
+        runs = [self._run_again(t) for t in trials]
+        return medians_us(runs, any(t.compiled.graph.device.startswith("cuda") for t in trials), rounds)
 
-    def _repeated(self, trial: Trial) -> Callable[[], float]:
+    def _run_again(self, trial: Trial) -> Callable[[], Any]:
         args = copies(self.inputs)
-        on_card = trial.compiled.graph.device.startswith("cuda")
-
-        def batch(count: int) -> float:
-            _wait(on_card)
-            start = time.perf_counter_ns()
-            for _ in range(count):
-                trial.executable.run(list(args))
-            _wait(on_card)
-            return (time.perf_counter_ns() - start) / count
-
-        for _ in range(3):
-            once = batch(1)
-        count = max(1, min(1000, round(_BATCH_NS / max(once, 1.0))))
-        return lambda: batch(count) / 1e3
-
-
-def _wait(on_card: bool) -> None:
-    if on_card:
-        torch.cuda.synchronize()
+        return lambda: trial.executable.run(list(args))

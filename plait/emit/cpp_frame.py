@@ -19,7 +19,7 @@ def part_frame(out: Writer, name: str, number: int, scope: Scope, scratch_lanes:
     program = scope.program
     if any(d.role not in ("grid", "row") for d in program.dims):
         raise LowerFailed("dims are grid or row")
-    out.lines(*(f"// {h}" for text in (*program.header, str(program.schedule)) for h in text.split("\n")))
+    out.lines(*(f"// {h}" for text in (*program.header, str(program.schedule)) for h in text.splitlines()))
     with out.block(f"static int64_t {name}_work{number}(const int64_t* syms) {{", "}"):
         _symbols(out, scope)
         weight = max(1, sum(not isinstance(s, Sweep) for s in program.walk()))

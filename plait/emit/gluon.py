@@ -98,7 +98,7 @@ def emit_gluon(program: TileProgram, name: str) -> GluonSource:
     blocks = emitter.programs
     if blocks.const is not None and not 0 < blocks.const <= MAX_PROGRAMS:
         raise LowerFailed(f"{name}: {blocks.const} blocks")
-    comments = [f"# {line}".rstrip() for line in (*program.header, str(program.schedule))]
+    comments = [f"# {' '.join(line.splitlines())}".rstrip() for line in (*program.header, str(program.schedule))]
     head = "\n".join(comments) + "\n" + _HEAD
     text = "\n\n".join([*closure(body), body])
     if "libdevice." in text:

@@ -81,7 +81,7 @@ def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_sat
 def _head(programs: Sequence[TileProgram], text: str) -> str:
     out: list[str] = []
     for p in programs:
-        out += [*(f"# {line}".rstrip() for line in p.header), f"# {p.schedule}"]
+        out += [*(f"# {' '.join(line.splitlines())}".rstrip() for line in p.header), f"# {p.schedule}"]
     out += ["import triton", "import triton.language as tl"]
     if "libdevice." in text:
         out.append("from triton.language.extra import libdevice")

@@ -76,7 +76,7 @@ def left_apart(val: Any, example: Any) -> tuple[int, ...] | None:
 
 def as_traced(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """The graph in eager: its views want the strides that it was traced with."""
-    if not _strides_wanted(gm, examples):
+    if not strides_wanted(gm, examples):
         return gm.forward
     return lambda *args: gm.forward(*as_wanted(gm, examples, args))
 
@@ -84,13 +84,13 @@ def as_traced(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]
 def as_wanted(gm: fx.GraphModule, examples: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Arguments with the strides that the graph was traced with."""
     given = list(args)
-    for k, strides in _strides_wanted(gm, examples).items():
+    for k, strides in strides_wanted(gm, examples).items():
         dense = torch.empty_strided(args[k].shape, strides, dtype=args[k].dtype, device=args[k].device)
         given[k] = dense.copy_(args[k])
     return given
 
 
-def _strides_wanted(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+def strides_wanted(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[int, tuple[int, ...]]:
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return {
         k: n.meta["val"].stride()

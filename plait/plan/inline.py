@@ -26,7 +26,14 @@ _FREE_BYTES = 4096.0  # small operands (scalars, short rows of weights) count fo
 class Reading:
     """Which nodes of a graph are inline, and what everybody effectively reads."""
 
-    def __init__(self, graph: Graph, size: Callable[[Sequence[Any]], float], spec: DeviceSpec) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        size: Callable[[Sequence[Any]], float],
+        spec: DeviceSpec,
+        known: frozenset[Node] | None = None,
+    ) -> None:
+        """`known`: the inline nodes, where that was decided before."""
         self.graph, self._size, self._spec = graph, size, spec
         self._reads: dict[Node, tuple[Read, ...]] = {}
         self._work: dict[Node, float] = {}
@@ -42,10 +49,10 @@ class Reading:
         self.leafless: set[Node] = set()  # inline, and made of nothing but numbers and positions
         inline: set[Node] = set()
         self.inline: frozenset[Node] = frozenset()
-        for n in self.nodes:
+        for n in self.nodes if known is None else ():
             if self._is_inline(n, users[n], inline):
                 inline.add(n)
-        self.inline = frozenset(inline)
+        self.inline = frozenset(inline) if known is None else known
         self._reads.clear()
         self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
         for n in self.nodes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from plait.errors import UserError
 from plait.report import checks
@@ -15,8 +15,17 @@ from plait.report.html import to_html
 from plait.report.json_form import to_json
 from plait.report.text import WIDTH, render
 
-# (graph, step, its members, name) -> the value
-Tap = Callable[[int, int, Sequence[Member], str], Any]
+
+class Inside(Protocol):
+    """The program of a report, which can be run again (diagnose/tap.py)."""
+
+    def tap(self, graph: int, step: int, members: Sequence[Member], name: str) -> Any:
+        """The value called `name` in a step of a graph."""
+        ...
+
+    def reproduce(self, graph: int, step: int | None, path: str | Path, values: bool) -> Path:
+        """Write the file that runs a step of a graph, or all of it, on its own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +34,20 @@ class Step:
 
     facts: Kernel
     graph: int
-    _tap: Tap | None = field(default=None, repr=False, compare=False)
+    _inside: Inside | None = field(default=None, repr=False, compare=False)
 
     def tap(self, name: str) -> Any:
         """The value of an intermediate of this kernel, in eager's type: `name` is a variable of the program, an operator
         ("softmax", "aten.exp"), a place ("model.py:12", "12"), or a node of the captured graph. A tuple where several values
         are called so. The program is run again for it, on copies of its arguments. Raises UserError with the near names."""
-        if self._tap is None:
-            raise UserError(
-                "this report cannot run its program again", hint="tap the report that plait.explain returned"
-            )
-        return self._tap(self.graph, self.facts.number, self.facts.members, name)
+        return _there(self._inside).tap(self.graph, self.facts.number, self.facts.members, name)
+
+    def reproduce(self, path: str | Path, *, values: bool = False) -> Path:
+        """Write one Python file that runs this kernel on its own, judges it against float64 and times it: `python FILE`, exit code 1
+        while it is wrong. Its arguments are drawn so that they are like those of the first call; with `values` they are those, up
+        to 1 MiB. The program is run again for it. Returns the path. Raises UserError for a step that is an ATen call, and for
+        a path where there is another file."""
+        return _there(self._inside).reproduce(self.graph, self.facts.number, path, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class Report(Facts):
     Assertions name operators ("softmax", "aten.mm"; "matmul" is any product of matrices), module paths ("blocks.0.attn") or
     places ("model.py:12"); they raise AssertionError with the reason."""
 
-    _tap: Tap | None = field(default=None, repr=False, compare=False)
+    _inside: Inside | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return render(self)
@@ -57,7 +69,14 @@ class Report(Facts):
         found = next((k for k in self.graphs[graph].kernels if k.number == number), None)
         if found is None:
             raise UserError(f"graph {graph} has no step {number}", hint=f"it has {len(self.graphs[graph].kernels)}")
-        return Step(found, graph, self._tap)
+        return Step(found, graph, self._inside)
+
+    def reproduce(self, path: str | Path, *, graph: int = 0, values: bool = False) -> Path:
+        """Step.reproduce for all of a graph: its kernels and ATen calls, judged against eager where ATen's operators can be
+        written down, and else against what the graph means."""
+        if not 0 <= graph < len(self.graphs):
+            raise UserError(f"there is no graph {graph}", hint=f"there are {len(self.graphs)}")
+        return _there(self._inside).reproduce(graph, None, path, values)
 
     def text(self, *, top: int = 5, detail: bool | None = None, width: int = WIDTH, color: bool = False) -> str:
         """The page: `top` refusals and steps of each graph (0: all), `detail`: every operator of every kernel."""
@@ -101,3 +120,9 @@ class Report(Facts):
     def assert_traffic(self, *, at_most: float | str) -> None:
         """Bytes to and from device memory, of all graphs together: a number, or text such as "64 MB"."""
         checks.assert_traffic(self, at_most)
+
+
+def _there(inside: Inside | None) -> Inside:
+    if inside is None:
+        raise UserError("this report cannot run its program again", hint="ask the report that plait.explain returned")
+    return inside

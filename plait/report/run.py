@@ -95,7 +95,7 @@ def explain_calls(
         totals=sum_totals([g.totals for g in graphs]),
         breaks=tuple(_one_line(why) for why, n in after.items() if n > broke.get(why, 0)),
         ceilings=ceilings_of(SPECS[device]),
-        _tap=_inside(fn, calls, train, watch).tap,
+        _inside=_inside(fn, calls, train, watch),
     )
 
 
@@ -127,7 +127,7 @@ def _inside(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool,
         for p, grad in zip(owned, kept, strict=True):
             p.grad = grad
 
-    return Inside(watch.options, drive, watch.target is None)
+    return Inside(watch.options, drive, watch.target)
 
 
 def _watched_call(fn: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], train: bool) -> None:

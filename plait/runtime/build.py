@@ -88,14 +88,18 @@ class CppSources:
         self.texts = tuple(cpp.emit_cpp([replace(k, name=_STAND_IN)]) for k in kernels)
         first: dict[str, int] = {}
         # comments quote the user's lines and the group's number; they do not make kernels differ
-        self.same_as = tuple(first.setdefault(_without_comments(t, "//"), p) for p, t in enumerate(self.texts))
+        self.same_as = tuple(first.setdefault(self.plain(p), p) for p in range(len(self.texts)))
+
+    def plain(self, place: int) -> str:
+        """One kernel's text without its name and its comments."""
+        return _without_comments(self.texts[place], "//")
 
     def with_texts(self, texts: Mapping[str, str]) -> CppSources:
         """The same kernels, some of them with another text."""
         out = copy.copy(self)
         out.texts = tuple(texts.get(n, t) for n, t in zip(self.names, self.texts, strict=True))
         first: dict[str, int] = {}
-        out.same_as = tuple(first.setdefault(_without_comments(t, "//"), p) for p, t in enumerate(out.texts))
+        out.same_as = tuple(first.setdefault(out.plain(p), p) for p in range(len(out.texts)))
         return out
 
     def distinct(self) -> list[int]:

@@ -28,7 +28,7 @@ from plait.tile.program import Check, Dot, Let, Load, Reduce, Scan, Span, Stmt, 
 
 def print_program(program: TileProgram, header: bool = True) -> str:
     """The whole program, ending in a newline."""
-    lines = [f"# {h}".replace("\n", " ") for h in program.header] if header else []
+    lines = [f"# {' '.join(h.splitlines())}".rstrip() for h in program.header] if header else []
     lines += [f"program {json.dumps(program.name)}", f"schedule {program.schedule}"]
     lines.append(f"symbols {', '.join(program.symbols)}".rstrip())
     leaf = _leaf(program)

@@ -119,6 +119,12 @@ def bench(
     "--top", default=5, show_default=True, type=click.IntRange(0), help="Refusals, and steps a graph; 0: all."
 )
 @click.option("--detail/--brief", default=None, help="Every operator of every kernel (default: of small programs).")
+@click.option(
+    "--reproduce", "repro_path", type=click.Path(), help="Write a Python file that runs a graph or kernel alone."
+)
+@click.option("--kernel", type=click.IntRange(0), help="With --reproduce: this step of the graph.")
+@click.option("--graph", type=click.IntRange(0), help="With --reproduce: this graph (default: 0).")
+@click.option("--values", is_flag=True, help="With --reproduce: the very arguments, not others like them.")
 @_OPTIONS
 @debug_option(expose=True)
 def explain(
@@ -129,12 +135,22 @@ def explain(
     html_path: str | None,
     top: int,
     detail: bool | None,
+    repro_path: str | None,
+    kernel: int | None,
+    graph: int | None,
+    values: bool,
     options: tuple[str, ...],
     debug: bool,
 ) -> NoReturn:
-    """Say what plait fuses in FILE, what it does not and why, and what that costs. FILE defines make() -> (fn, args)."""
-    from plait.tools.explain import run
+    """Say what plait fuses in FILE, what it does not and why, and what that costs. FILE defines make() -> (fn, args).
 
+    --reproduce names a file for one graph (or, with --kernel, one kernel), or a folder for a file of every graph and kernel."""
+    from plait.tools.explain import run
+    from plait.tools.reproduce import Wanted
+
+    if repro_path is None and (kernel is not None or graph is not None or values):
+        raise click.UsageError("--kernel, --graph and --values say what --reproduce writes: name a file with it")
+    wanted = None if repro_path is None else Wanted(repro_path, kernel, graph, values)
     given = _options(options)
     sys.exit(
         run(
@@ -147,6 +163,7 @@ def explain(
             detail=detail,
             options=given,
             debug=debug,
+            wanted=wanted,
         )
     )
 

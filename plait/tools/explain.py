@@ -15,11 +15,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import UserError
 from plait.report.text import WIDTH
 from plait.tools.files import can_write, write_file
+
+if TYPE_CHECKING:
+    from plait.tools.reproduce import Wanted
 
 _NARROWEST = 60
 _PROGRAM = "plait_explained_program"
@@ -36,10 +39,13 @@ def run(
     detail: bool | None,
     options: Mapping[str, Any],
     debug: bool = False,
+    wanted: Wanted | None = None,
 ) -> int:
-    """Explain a file; the exit code."""
+    """Explain a file; the exit code. With `wanted`, reproducers are written."""
     can_write(json_path)
     can_write(html_path)
+    if wanted is not None:
+        wanted.check()
     say_to_people(f"loading {file} ...")
     with silent(debug):  # what runs in eager is in the report
         fn, calls = load(file)
@@ -49,16 +55,19 @@ def run(
         report = explain_calls(
             fn, calls, train=train, target=target, options=given, name=Path(file).name, say=say_to_people
         )
+        written = [] if wanted is None else wanted.write(report)
     if html_path is not None:
         write_file(html_path, report.to_html())
     if json_path == "-":
         print(report.to_json())
+        print("".join(f"{line}\n" for line in written), end="", file=sys.stderr)
         return 0
     if json_path is not None:
         write_file(json_path, report.to_json() + "\n")
     color = sys.stdout.isatty()
     width = min(WIDTH, max(shutil.get_terminal_size().columns, _NARROWEST)) if color else WIDTH
     print(report.text(top=top, detail=detail, width=width, color=color), end="")
+    print("".join(f"{line}\n" for line in written), end="")
     return 0
 
 

@@ -53,7 +53,7 @@ def test_the_merge_that_makes_it_wrong(plant: Any, tmp_path: Path) -> None:
     small, whole = found.operators
     assert small <= 4 < whole
     assert {p.name for p in tmp_path.iterdir()} == {
-        *("run.py", "graph.py", "graph.txt", "options.json", "inputs.json", "inputs.bin"),
+        *("run.py", "one_file.py", "graph.py", "graph.txt", "options.json", "inputs.json", "inputs.bin"),
         *("found.json", "decisions.txt", "progress.json"),
     }
     assert "torch.ops.aten.tanh" in (tmp_path / "graph.py").read_text()

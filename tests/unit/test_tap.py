@@ -94,6 +94,6 @@ def test_without_the_device_it_is_eagers_value_and_the_backward_has_graphs_of_it
 
 
 def test_what_is_kept_for_tapping_is_no_fact(report: Report) -> None:
-    assert '"_tap"' not in to_json(report)
+    assert '"_inside"' not in to_json(report)
     with pytest.raises(UserError, match="cannot run"):
         Report(report.program, report.target, False, False, report.graphs, report.totals).kernel(0).tap("x")
