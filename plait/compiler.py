@@ -16,6 +16,7 @@ from plait.frontend.regions import mark_regions
 from plait.frontend.saved import report_strides
 from plait.ir.budget import current, leaves_out
 from plait.ir.check import check_graph
+from plait.ir.fault import passed
 from plait.ir.fuel import aside, is_limited, limited, take, take_at, told
 from plait.ir.graph import Graph, Node
 from plait.options import Options
@@ -79,6 +80,7 @@ def compile_graph(
         _note_fusions(compiled.plan)
         layouts, cuda = Layouts(compiled.graph), spec.kind == "cuda"
         script = link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)
+        script = passed("script", script, kind)
         report.current().details |= {"script": script, "fuel": tank}
         made = assemble(gm, compiled, script, options)
     report_strides(compiled.graph)
@@ -122,7 +124,7 @@ def simplify(graph: Graph, spec: DeviceSpec, options: Options) -> Graph:
         ("write_rows", write_rows),
         ("materialise", materialise),
     ):
-        graph = rewrite(graph)
+        graph = passed("rewrite", rewrite(graph), name)
         if options.check >= (2 if name != "materialise" else 1):
             check_graph(graph, level=options.check)
     return graph

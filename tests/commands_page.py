@@ -44,6 +44,7 @@ field changes its meaning or goes; new fields may come). Numbers that are not fi
 
 SCHEMAS = {
     "explain": "plait/report/schema_1.json",
+    "verify --self-test": "plait/tools/schemas/self_test_1.json",
     **{
         n: f"plait/tools/schemas/{n}_1.json"
         for n in ("compare", "verify", "bisect", "tune", "bench", "demo", "doctor", "cache")

@@ -80,14 +80,22 @@ def run_watched(executable: Executable, compiled: Compiled, args: Sequence[Any])
             roles = tuple(b.role for p in launch.parts for b in p.program.buffers if b.role != "scratch")
             kernels[launch.kernel] = Watched(kernels[launch.kernel], launch.kernel, roles, ran)
     made = Executable(executable.script, kernels, executable.constants, executable.attributes)
+    made.filled = executable.filled
     return made.run(list(args)), ran
 
 
 class Kernels:
     """The kernels of one compiled graph, at the sizes of one call."""
 
-    def __init__(self, compiled: Compiled, executable: Executable, args: Sequence[Any], options: Options) -> None:
-        self.compiled, self.options = compiled, options
+    def __init__(
+        self,
+        compiled: Compiled,
+        executable: Executable,
+        args: Sequence[Any],
+        options: Options,
+        noise: float | None = None,
+    ) -> None:
+        self.compiled, self.options, self.noise = compiled, options, noise
         self.graph = compiled.graph
         self.symbols: Mapping[str, int | float] = executable.binder.bind([*args, *executable.constants])
         self.sizes = Sizes(self.symbols)
@@ -133,7 +141,7 @@ class Kernels:
     def judge(self, got: Mapping[Node, Tensor], given: Mapping[Node, Tensor]) -> dict[Node, Verdict]:
         """Values against the evaluator's, node by node."""
         eager, exact = (self.evaluate(list(got), given, mode) for mode in ("eager", "float64"))
-        return {n: compare(x.cpu(), eager[n], exact[n]) for n, x in got.items()}
+        return {n: compare(x.cpu(), eager[n], exact[n], noise=self.noise) for n, x in got.items()}
 
     # ---------------------------------------------------------------------------------------------- tiles and code
     def by_tiles(self, part: Lowered, given: Mapping[Node, Tensor]) -> dict[Node, Tensor]:

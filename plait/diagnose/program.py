@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from plait.errors import PlaitError, UserError
-from plait.oracle.compare import Verdict, compare_many, copy_of, noise_of, reference, sharing
+from plait.oracle.compare import (
+    Shares,
+    Verdict,
+    compare_many,
+    copy_of,
+    noise_of,
+    reference,
+    sharing,
+    why_shared_otherwise,
+)
+from plait.oracle.draws import Draws
 
 Fn = Callable[..., Any]
 _NOT_THE_USERS = (Path(torch.__file__).parent, Path(__file__).parents[1])
@@ -29,7 +39,7 @@ class Outcome:
     grads: tuple[Any, ...] = ()
     args: Any = None
     buffers: tuple[Tensor, ...] = ()
-    shares: tuple[tuple[int, ...], ...] = ()
+    shares: Shares = ()
     error: str = ""
     where: str = ""
 
@@ -42,19 +52,27 @@ class Program:
     fn: Fn
     train: bool = False
     module: nn.Module | None = field(init=False)
+    drawn: Draws = field(default_factory=Draws)  # in the last run in eager: float64 is given the same numbers
+    drawing: Callable[[], AbstractContextManager[Any]] = (
+        nullcontext  # around the program itself, in eager and in float64
+    )
 
     def __post_init__(self) -> None:
         self.fn = getattr(self.fn, "_torchdynamo_orig_callable", None) or getattr(self.fn, "_orig_mod", None) or self.fn
         owner = getattr(self.fn, "__self__", None)
         self.module = self.fn if isinstance(self.fn, nn.Module) else owner if isinstance(owner, nn.Module) else None
 
-    def run(self, call: Fn, args: Sequence[Any], seed: int = 0) -> Outcome:
+    def run(
+        self, call: Fn, args: Sequence[Any], seed: int = 0, within: AbstractContextManager[Any] | None = None
+    ) -> Outcome:
         """Run `call` (the program itself, or it compiled) on copies; its module is left as it was."""
+        within = within or (self.drawing() if call is self.fn else nullcontext())
         given = copies(args)
         with self._restored():
             torch.manual_seed(seed)
             try:
-                outputs, grads = self._step(call, self.module, given)
+                with within, self.drawn.recorded() if call is self.fn else nullcontext():
+                    outputs, grads = self._step(call, self.module, given)
             except PlaitError:
                 raise
             except Exception as error:  # whatever a program raises on these values is what is compared
@@ -62,15 +80,15 @@ class Program:
             buffers = () if self.module is None else tuple(b.detach().clone() for b in self.module.buffers())
         # a result may be a buffer of the module, which has its old contents again
         outputs, grads = pytree.tree_map(_detached, (outputs, grads))
-        shares = tuple(tuple(s) for s in sharing(outputs, given))
-        return Outcome(outputs, grads, given, buffers, shares)
+        return Outcome(outputs, grads, given, buffers, sharing(outputs, given))
 
     def exact(self, args: Sequence[Any], seed: int = 0) -> Outcome | None:
         """The run in float64; None where the program has no such form."""
 
         def step(owner: Any, *given: Any) -> Any:
             torch.manual_seed(seed)
-            return self._step(self._call_of(owner), owner, given)
+            with self.drawing(), self.drawn.again():
+                return self._step(self._call_of(owner), owner, given)
 
         try:
             (outputs, grads), after = reference(step, [self.module, *copies(args)], with_args=True)
@@ -79,12 +97,13 @@ class Program:
         buffers = () if after[0] is None else tuple(b.detach().clone() for b in after[0].buffers())
         return Outcome(outputs, grads, after[1:], buffers)
 
-    def noise(self, args: Sequence[Any], exact: Outcome) -> tuple[list[float], list[float]]:
+    def noise(self, args: Sequence[Any], exact: Outcome, seed: int = 0) -> tuple[list[float], list[float]]:
         """How far results and gradients move when the inputs do by half an ulp."""
 
         def step(owner: Any, *given: Any) -> Any:
-            torch.manual_seed(0)
-            return self._step(self._call_of(owner), owner, given)
+            torch.manual_seed(seed)
+            with self.drawing(), self.drawn.again():
+                return self._step(self._call_of(owner), owner, given)
 
         results = (exact.outputs, exact.grads)
         try:
@@ -159,11 +178,8 @@ def judge(program: Program, got: Outcome, eager: Outcome, exact: Outcome | None,
         verdicts += [replace(v, name=f"grad of {names[k]}") for v in found]
     verdicts += compare_many(got.args, eager.args, truth.args, strides=True, name="arg")
     verdicts += compare_many(got.buffers, eager.buffers, truth.buffers, name="buffer")
-    if got.shares != eager.shares:
-        verdicts.append(
-            Verdict("FAIL", f"memory shared with arguments: {got.shares}, in eager {eager.shares}", "aliasing")
-        )
-    return verdicts
+    other = why_shared_otherwise(got.shares, eager.shares)
+    return verdicts if other is None else [*verdicts, Verdict("FAIL", other, "aliasing")]
 
 
 def copies(args: Sequence[Any]) -> list[Any]:

@@ -85,6 +85,12 @@ def _infinite(x: Tensor, g: torch.Generator) -> Tensor:
     return down(up(x, g), g)
 
 
+def _wide(x: Tensor, g: torch.Generator) -> Tensor:
+    """All of them times a power of two: what is cut off, or replaced by a number that is large enough for most, shows."""
+    _, most = torch.frexp(torch.tensor(torch.finfo(x.dtype).max, dtype=torch.float64))
+    return x * 2.0 ** min(16, int(most) // 8)
+
+
 def _denormal(x: Tensor, g: torch.Generator) -> Tensor:
     return (torch.rand(x.shape, generator=g, dtype=torch.float64) * torch.finfo(x.dtype).tiny).to(x.dtype)
 
@@ -103,6 +109,7 @@ CLASSES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "infinities in all": _infinite,
     # a few squares of them can still be added up
     "large": _sprinkled(lambda x: float(torch.finfo(x.dtype).max) ** 0.5 / 16),
+    "wide": _wide,
     "denormal": _denormal,
     "zero rows": _zero_rows,
 }

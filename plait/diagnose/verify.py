@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from plait.diagnose.draws import OwnDropouts, draws_dropouts_alone
 from plait.diagnose.findings import Findings, Judged
-from plait.diagnose.locate import Place, first_departure
+from plait.diagnose.locate import NOWHERE, Place, first_departure
 from plait.diagnose.program import Outcome, Program, judge, raises_in_eager
 from plait.diagnose.text import verification_json, verification_text
 from plait.diagnose.values import Case, cases
@@ -56,9 +57,10 @@ def verify_calls(
     seeds: int = 3,
     options: Mapping[str, Any] | None = None,
     name: str = "",
+    until_wrong: bool = False,
     say: Say = lambda line: None,
 ) -> Verification:
-    """verify for several calls, one after another."""
+    """verify for several calls, one after another; `until_wrong`: no more than is wrong for the first time."""
     if seeds < 1:
         raise UserError(f"seeds is {seeds!r}", hint="a whole number from 1")
     wants = any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(list(calls)))
@@ -66,19 +68,24 @@ def verify_calls(
     if program.train:
         calls = [with_gradients(program, args) for args in calls]
     chosen, notes = settings(program, calls, options)
+    given = Options.make(None, options)
+    if chosen != given and draws_dropouts_alone(program, calls, given):
+        chosen, program.drawing = given, OwnDropouts
+        notes = ["its dropouts are judged with the numbers that plait draws"]
     watch = Watch(chosen, say)
     run = watch.compiled(program.fn)
     judged: list[Judged] = []
     place: Place | None = None
-    for number, args in enumerate(calls):
-        for case in cases(args, seeds):
-            label = case.name if len(calls) == 1 else f"call {number}, {case.name}"
-            say(f"judging {label} ...")
-            found = replace(_judged(program, run, case), name=label)
-            judged.append(found)
-            if found.status == "FAIL" and place is None:
-                say("looking for the place ...")
-                place = _located(program, run, watch, case)
+    for number, case in ((k, c) for k, args in enumerate(calls) for c in cases(args, seeds)):
+        label = case.name if len(calls) == 1 else f"call {number}, {case.name}"
+        say(f"judging {label} ...")
+        found = replace(_judged(program, run, case), name=label)
+        judged.append(found)
+        if found.status == "FAIL" and place is None:
+            say("looking for the place ...")
+            place = _located(program, run, watch, case)
+        if found.status == "FAIL" and until_wrong:
+            break
     fallbacks = [f for s in watch.seen for f in s.record.fallbacks]
     words = tuple(dict.fromkeys(f"{f.scope} {f.op}".strip() + f": {f.reason}" for f in fallbacks))
     shown = name or str(getattr(program.fn, "__name__", type(program.fn).__name__))
@@ -123,7 +130,7 @@ def _judged(program: Program, run: Callable[..., Any], case: Case) -> Judged:
     verdicts = judge(program, got, eager, exact)
     if exact is not None and worst_of(verdicts) != "PASS" and not got.error:
         # what the inputs' own rounding does to the result is asked only where it matters: it takes two more runs
-        verdicts = judge(program, got, eager, exact, program.noise(case.args, exact))
+        verdicts = judge(program, got, eager, exact, program.noise(case.args, exact, case.seed))
     by_value, by_place = _counted(case, eager, exact)
     note = f"eager raises {eager.error.partition(':')[0]}" if eager.error else ""
     if exact is None and not eager.error:
@@ -166,6 +173,20 @@ def _located(program: Program, run: Callable[..., Any], watch: Watch, case: Case
         s.calls.clear()
     try:
         program.run(run, case.args, case.seed)
-        return first_departure(watch.seen, watch.options)
+        found = first_departure(watch.seen, watch.options)
     finally:
         watch.recording = False
+    return _CAPTURE if found is NOWHERE and _departs_as_captured(program, watch, case) else found
+
+
+_CAPTURE = Place(
+    level="capture",
+    words="no graph departs on its own inputs, and node by node in eager they depart as well: the program was captured, or "
+    "forward and backward were split, as something else",
+)
+
+
+def _departs_as_captured(program: Program, watch: Watch, case: Case) -> bool:
+    """Whether the graphs as they were captured, run in eager, are wrong too."""
+    captured = Watch(watch.options, watch.say, choose=lambda seen: None)
+    return is_wrong(program, captured.compiled(program.fn), case)

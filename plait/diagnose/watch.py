@@ -16,8 +16,10 @@ from plait.compiler import Compiled, compile_graph
 from plait.diagnose.program import copies
 from plait.frontend.capture import user_line
 from plait.frontend.saved import as_traced, as_wanted
+from plait.ir import fault
 from plait.ir.fuel import Tank
 from plait.options import Options
+from plait.oracle.compare import Shares, sharing
 from plait.runtime import report
 from plait.runtime.executable import Executable
 from plait.runtime.guarded import boxed
@@ -27,12 +29,14 @@ _NO_LIMIT = 1 << 20
 
 @dataclass(frozen=True)
 class Call:
-    """One run of a compiled graph: copies of what it was given, what it made of that, and its results."""
+    """One run of a compiled graph: copies of what it was given, what it made of that, and its results; `shares`: whose memory
+    these are in."""
 
     before: tuple[Any, ...]
     after: tuple[Any, ...]
     results: tuple[Any, ...]
     rng: Tensor
+    shares: Shares = ()
 
 
 @dataclass
@@ -87,6 +91,7 @@ class Watch:
         self.options, self.say, self.choose = options, say, choose
         self.seen: list[Seen] = []
         self.recording = False
+        self.fault = fault.current()  # a backward may be compiled on a thread of autograd's
 
     def compiled(self, fn: Any) -> Callable[..., Any]:
         """The program under this backend, compiled anew whatever was compiled of its code before."""
@@ -108,8 +113,10 @@ class Watch:
         chosen = options if self.choose is None else self.choose(seen)
         if chosen is None:
             return self._watched(seen, boxed(as_traced(gm, inputs)))
-        made = compile_graph(gm, inputs, chosen, kind=kind)
+        with fault.planted(self.fault):
+            made = compile_graph(gm, inputs, chosen, kind=kind)
         assert isinstance(made, Executable)
+        made.filled = True
         seen.executable = made
         return self._watched(seen, made.run)
 
@@ -121,7 +128,8 @@ class Watch:
             before, rng = tuple(copies(given)), torch.get_rng_state()
             results = made(args)
             after = tuple(copies(given))
-            seen.calls.append(Call(before, after, tuple(copies(pytree.tree_leaves(list(results)))), rng))
+            leaves = pytree.tree_leaves(list(results))
+            seen.calls.append(Call(before, after, tuple(copies(leaves)), rng, sharing(leaves, given)))
             return results
 
         run._boxed_call = True  # type: ignore[attr-defined]

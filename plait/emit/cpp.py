@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.emit.cpp_body import Body
@@ -18,6 +18,7 @@ from plait.emit.cpp_leaf import State
 from plait.emit.cpp_scope import Scope, guard_by_checks
 from plait.emit.cpp_tiles import emit_tiled_part, is_tiled
 from plait.emit.writer import Writer, identifier
+from plait.ir.fault import passed
 from plait.tile.program import TileProgram
 
 HEADERS = (
@@ -79,6 +80,7 @@ def compile_flags(level: str = "-O3") -> list[str]:
 
 def emit_cpp(kernels: Sequence[CppKernel]) -> str:
     """The source text of one translation unit."""
+    kernels = [replace(k, parts=tuple(passed("code", p) for p in k.parts)) for k in kernels]
     out = Writer()
     out.line('#include "plait.h"')
     if any(p.draws for k in kernels for p in k.parts):

@@ -16,6 +16,7 @@ from plait.emit.gluon_shape import rescheduled, stream_of
 from plait.emit.triton import MAX_PROGRAMS, TritonSource
 from plait.emit.triton_helpers import closure
 from plait.errors import LowerFailed
+from plait.ir.fault import passed
 from plait.tile.program import TileProgram
 
 __all__ = ["CAPABILITY", "Descriptor", "GluonSource", "emit_gluon"]
@@ -92,7 +93,7 @@ class GluonSource(TritonSource):
 
 def emit_gluon(program: TileProgram, name: str) -> GluonSource:
     """The kernel of a program of one of the two kinds. Raises LowerFailed for any other."""
-    emitter = _emitter(program)
+    emitter = _emitter(passed("code", program))
     program = emitter.program
     body, pointers = emitter.module(name)
     blocks = emitter.programs

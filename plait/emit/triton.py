@@ -15,6 +15,7 @@ from plait.emit.triton_helpers import closure
 from plait.emit.triton_index import size_name
 from plait.errors import LowerFailed
 from plait.ir import index as ix
+from plait.ir.fault import passed
 from plait.ir.index import Expr
 from plait.tile.program import TileProgram
 
@@ -48,7 +49,7 @@ def emit_triton(parts: TileProgram | Sequence[TileProgram], name: str, *, f8_sat
     """The kernel of a program, or of several independent ones side by side (parts: each takes a range of the blocks).
     Raises LowerFailed for what this backend does not do (scratch buffers among it). `f8_saturates`: f8e4m3 values out of
     range become 448, as eager of torch 2.13 has it; before, they became NaN."""
-    programs = (parts,) if isinstance(parts, TileProgram) else tuple(parts)
+    programs = tuple(passed("code", p) for p in ((parts,) if isinstance(parts, TileProgram) else parts))
     emitters: list[Emitter] = []
     for p in programs:
         emitters.append(Emitter(p, len(emitters), sum(len(e.program.messages) for e in emitters), len(programs) == 1))

@@ -19,6 +19,7 @@ from torch import fx
 from plait.frontend.fx_nodes import is_view, last_placeholder
 from plait.frontend.marks import EQUALITY, keep
 from plait.frontend.saved import keep_saved, mark_private
+from plait.ir.fault import passed
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # (graph module, its example inputs, "inference" | "forward" | "backward") -> a boxed callable
@@ -76,6 +77,7 @@ def partition(
     for rewrite in rewrites:
         rewrite(joint.graph, forward)
         forward = _forward_nodes(joint.graph, num_fwd_outputs)
+    joint.graph = passed("joint", joint.graph)
     _keep_reads_of_overwritten_inputs(joint.graph, forward)
     _keep_operands_of_equality(joint.graph, forward)
     joint.graph.lint()

@@ -25,6 +25,7 @@ from plait.frontend.saved import left_apart, private_results, was_computed
 from plait.frontend.sizes import Sizes
 from plait.ir import index as ix
 from plait.ir.dtype import DType
+from plait.ir.fault import passed
 from plait.ir.graph import Builder, Graph, Input, Layout, Node, Origin, Output, Shape, contiguous_strides, topological
 from plait.ir.index import Expr
 
@@ -58,7 +59,7 @@ def import_fx(
     graph says something that plait cannot."""
     load_tables()
     importer = _Importer(gm, example_inputs, numerics, rng, device)
-    return importer.run()
+    return passed("import", importer.run())
 
 
 @dataclass

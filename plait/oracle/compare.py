@@ -38,6 +38,7 @@ __all__ = [
     "perturbed",
     "reference",
     "sharing",
+    "why_shared_otherwise",
 ]
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
@@ -296,9 +297,9 @@ def check_call(
     noise = noise_of(fn, args, exact)
     verdicts = compare_many(got, eager, exact, strides=strides, noise=noise)
     verdicts += compare_many(got_args, eager_args, exact_args, strides=strides, name="arg")
-    ours, theirs = sharing(got, got_args), sharing(eager, eager_args)
-    if ours != theirs:
-        verdicts.append(Verdict(FAIL, f"memory shared with arguments: {ours}, in eager {theirs}", "aliasing"))
+    other = why_shared_otherwise(sharing(got, got_args), sharing(eager, eager_args))
+    if other is not None:
+        verdicts.append(Verdict(FAIL, other, "aliasing"))
     return raise_if_wrong(verdicts, strict)
 
 
@@ -320,8 +321,12 @@ def copy_of(x: Tensor) -> Tensor:
     return out.requires_grad_(x.requires_grad)
 
 
-def sharing(outputs: Any, args: Any) -> list[list[int]]:
-    """For each output, the positions of the arguments whose memory it shares."""
+Shares = tuple[tuple[tuple[int, ...], int], ...]
+
+
+def sharing(outputs: Any, args: Any) -> Shares:
+    """For each output: the positions of the arguments whose memory it shares, and that of the first output with this memory
+    (its own, where there is none before it)."""
 
     def place(t: Any) -> int:
         plain = isinstance(t, Tensor) and t.layout is torch.strided and t.numel() > 0
@@ -329,4 +334,15 @@ def sharing(outputs: Any, args: Any) -> list[list[int]]:
 
     places = [place(a) for a in pytree.tree_leaves(args)]
     outs = [place(o) for o in pytree.tree_leaves(outputs)]
-    return [[k for k, p in enumerate(places) if p and p == o] for o in outs]
+    return tuple(
+        (tuple(k for k, p in enumerate(places) if p and p == o), outs.index(o) if o else n) for n, o in enumerate(outs)
+    )
+
+
+def why_shared_otherwise(ours: Shares, theirs: Shares) -> str | None:
+    """What is said of results that share other memory than eager's do."""
+    mine, its = ([a for a, _ in s] for s in (ours, theirs))
+    if mine != its:
+        return f"memory shared with arguments: {mine}, in eager {its}"
+    together, apart = ([first for _, first in s] for s in (ours, theirs))
+    return None if together == apart else f"results in one memory: {together}, in eager {apart}"

@@ -290,20 +290,23 @@ class Evaluation:
 
     def returned(self) -> tuple[Any, ...]:
         """What the compiled call returns, after writing mutated inputs back into the arguments given."""
-        outs = [None if o.writes_to is None else self.output(o) for o in self.graph.outputs]
+        outs = [self.output(o) for o in self.graph.outputs]
+        if any(o.writes_to is not None for o in self.graph.outputs):
+            # a value that is an argument's own memory is what it was before the writes
+            outs = [x if o.writes_to is not None else x.clone() for o, x in zip(self.graph.outputs, outs, strict=True)]
         for o, x in zip(self.graph.outputs, outs, strict=True):
-            if o.writes_to is not None and x is not None:
+            if o.writes_to is not None:
                 target = self.arguments[o.writes_to]
                 assert isinstance(target, Tensor)
                 target = target.detach()
                 for d, (start, extent) in enumerate(zip(o.at or (), x.shape, strict=o.at is not None)):
                     target = target.narrow(d, self.size(start), extent)
                 target.copy_(x)
-        return tuple(self._returned(how) for how in self.graph.returns)
+        return tuple(self._returned(how, outs) for how in self.graph.returns)
 
-    def _returned(self, how: tuple[Any, ...]) -> Any:
+    def _returned(self, how: tuple[Any, ...], outs: Sequence[Tensor]) -> Any:
         if how[0] in ("tensor", "item"):
-            found = self.output(self.graph.outputs[how[1]])
+            found = outs[how[1]]
             return found if how[0] == "tensor" else found.item()
         if how[0] == "input":
             return self.arguments[how[1]]

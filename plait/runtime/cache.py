@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from plait.ir.fault import is_planted
 from plait.options import Options, cache_home
 from plait.runtime import folders, report
 from plait.runtime.folders import Unsafe
@@ -464,7 +465,7 @@ _caches_lock = Lock()
 def cache_for(options: Options) -> Cache:
     """The Cache these options name, one a folder and process."""
     folder = options.cache_dir or os.path.join(cache_home(), "plait")
-    where = None if folder == "0" else os.path.abspath(folder)
+    where = None if folder == "0" or is_planted() else os.path.abspath(folder)
     with _caches_lock:
         found = _caches.get((where, options.cache_mb))
         if found is None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from plait.errors import BadOption
+from plait.ir.fault import is_planted
 from plait.options import Options
 from plait.runtime import folders, report
 from plait.runtime.cache import Cache, cache_for, folder_lock
@@ -259,7 +260,7 @@ _all_lock = Lock()
 
 def choices_for(options: Options, device: str) -> Choices | None:
     """The choices that these options name; None where nothing is remembered. Raises BadOption for a file that cannot be read."""
-    if options.tuned == "off":
+    if options.tuned == "off" or is_planted():
         return None
     extra = "" if options.tuned == "remember" else os.path.abspath(options.tuned)
     key = (cache_for(options), device_kind(device), extra)

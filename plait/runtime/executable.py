@@ -70,6 +70,7 @@ __all__ = [
     "ViewOut",
 ]
 
+_NOTHING = float("nan")
 _KEPT_SIZES = 64  # sets of sizes whose closures are kept
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # asked once a call
@@ -79,7 +80,8 @@ class Executable:
     """A compiled graph. Call it with the arguments, or, in AOT autograd's boxed way, `run` it with a list it may empty.
 
     `constants` fill the last positions; `attributes` finds subgraphs for externs that take one. With `graphs`, runs are
-    recorded as CUDA graphs where that can be done."""
+    recorded as CUDA graphs where that can be done. With `filled` (set before the first call), fresh memory holds NaN (integers: -1),
+    so that what reads it before it is written cannot be right by luck."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Executable:
         self.script, self.kernels, self.constants, self.attributes = script, kernels, tuple(constants), attributes
         self.binder = Binder(script.bindings)
         self.pool = pool.default_pool() if pool_bytes is None else pool.Pool(pool_bytes)
-        self.graphs = graphs
+        self.graphs, self.filled = graphs, False
         self._closed: dict[tuple[Number, ...], _Closed] = {}
         self._lock = Lock()
 
@@ -241,7 +243,7 @@ class _Closed:
             kernel = self.owner.kernels[step.kernel]
             return kernel.bind(step.buffers, sizes.all(step.symbols), step.messages)
         if isinstance(step, AllocStep):
-            return self._alloc(step, sizes)
+            return self._filled(step, self._alloc(step, sizes)) if self.owner.filled else self._alloc(step, sizes)
         if isinstance(step, ExternStep):
             operands = [self._fetch(o, sizes) for o in step.operands]
             return extern_call(step, sizes, operands, self.owner.attributes)
@@ -252,6 +254,18 @@ class _Closed:
 
     def _fetch(self, view: OperandView, sizes: Sizes) -> Fetch:
         return fetch_view(view, sizes, self.layouts.get(view.slot))
+
+    def _filled(self, step: AllocStep, alloc: Launch) -> Launch:
+        """Memory in which nothing is that a program could want; what takes over a value's memory still reads it."""
+        slot, reuse = step.slot, step.reuse
+
+        def fill(slots: Slots) -> None:
+            alloc(slots)
+            made = slots[slot]
+            if reuse is None or slots[reuse] is None or made.data_ptr() != slots[reuse].data_ptr():
+                made.fill_(_NOTHING if made.is_floating_point() or made.is_complex() else -1)
+
+        return fill
 
     def _alloc(self, step: AllocStep, sizes: Sizes) -> Launch:
         shape, strides = sizes.all(step.shape), sizes.all(step.strides)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from plait.errors import LowerFailed
 from plait.ir import index as ix
+from plait.ir.fault import passed
 from plait.ir.graph import Node
 from plait.plan.align import Alignment
 from plait.plan.device import DeviceSpec
@@ -53,7 +54,7 @@ def lower(
     flat = coalesce(flat)
     flat = cut_pieces(flat)
     schedule = schedule or (plain if plainly else choose)(flat, spec, hint)
-    return program_of(flat, schedule, spec, name, header)
+    return passed("tile", program_of(flat, schedule, spec, name, header))
 
 
 def program_of(flat: Flat, schedule: Schedule, spec: DeviceSpec, name: str, header: tuple[str, ...]) -> Lowered:

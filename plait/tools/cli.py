@@ -34,6 +34,10 @@ def _options(pairs: tuple[str, ...]) -> dict[str, Any]:
     return given
 
 
+def _is_typed(ctx: click.Context, p: click.Parameter) -> bool:
+    return p.name is not None and ctx.get_parameter_source(p.name) is click.core.ParameterSource.COMMANDLINE
+
+
 def _print_json(command: str, facts: dict[str, Any]) -> None:
     click.echo(to_json("cache", {"command": command, **facts}))
 
@@ -185,26 +189,45 @@ def compare(old: str, new: str, everything: bool, as_json: bool) -> NoReturn:
 
 
 @main.command()
-@click.argument("file")
+@click.argument("file", required=False)
 @click.option("--train", is_flag=True, help="Gradients too, of every float argument and parameter.")
 @_SEEDS
+@click.option(
+    "--self-test", is_flag=True, help="Without FILE: plant known faults in programs of its own; all must be caught."
+)
 @_JSON_FILE
 @_OPTIONS
 @debug_option(expose=True)
+@click.pass_context
 def verify(
-    file: str,
+    ctx: click.Context,
+    file: str | None,
     train: bool,
     seeds: int,
+    self_test: bool,
     json_path: str | None,
     options: tuple[str, ...],
     debug: bool,
 ) -> NoReturn:
     """Judge FILE compiled against eager and float64, and say where it first departs. FILE defines make() -> (fn, args).
 
-    Exit codes: 0 right, 1 wrong, 2 the file or the program itself is at fault."""
+    Exit codes: 0 right, 1 wrong, 2 the file or the program itself is at fault. With --self-test: 0 every planted fault was
+    caught, 1 one was not."""
+    given = _options(options)
+    if self_test:
+        named = [p for p in ctx.command.params if p.name in ("file", "train", "seeds")]
+        asked = [
+            p.make_metavar(ctx) if isinstance(p, click.Argument) else p.opts[0] for p in named if _is_typed(ctx, p)
+        ]
+        if asked:
+            raise click.UsageError(f"--self-test brings programs of its own: leave out {' and '.join(asked)}", ctx)
+        from plait.tools.selftest import run as run_self_test
+
+        sys.exit(run_self_test(json_path=json_path, options=given, debug=debug))
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE' (or --self-test).", ctx)
     from plait.tools.verify import run
 
-    given = _options(options)
     sys.exit(run(file, train=train, seeds=seeds, json_path=json_path, options=given, debug=debug))
 
 

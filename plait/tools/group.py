@@ -63,7 +63,7 @@ class Commands(click.Group):
 def _answered(ctx: click.Context, call: Callable[[], T]) -> T:
     try:
         return call()
-    except (click.exceptions.Exit, click.Abort):
+    except (click.exceptions.Exit, click.Abort, BrokenPipeError):  # click ends quietly when nobody reads on
         raise
     except (KeyboardInterrupt, EOFError):
         click.echo("stopped", err=True)

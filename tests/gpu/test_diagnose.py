@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 import plait
 from plait.diagnose.replay import replay
+from plait.diagnose.selftest import self_test
 from plait.oracle.compare import FAIL, compare
 from plait.runtime import assemble
 from plait.tile import choose
@@ -38,21 +38,6 @@ def layer(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=dtype)
-
-
-def wrong_triton(patch: pytest.MonkeyPatch) -> None:
-    """The Triton source of a kernel that holds both exp and tanh has sin in tanh's place."""
-    from plait.diagnose import kernels
-
-    emit = assemble.emit_triton
-
-    def wrong(*args: Any, **named: Any) -> Any:
-        source = emit(*args, **named)
-        both = "libdevice.exp(" in source.text and "libdevice.tanh(" in source.text
-        return replace(source, text=source.text.replace("libdevice.tanh(", "libdevice.sin(")) if both else source
-
-    patch.setattr(assemble, "emit_triton", wrong)
-    patch.setattr(kernels, "emit_triton", wrong)
 
 
 def slow_triton(patch: pytest.MonkeyPatch) -> None:
@@ -82,7 +67,7 @@ def test_right_programs_are_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "words"), [(wrong_triton, "its code is wrong"), (planted.wrong_tiles, "the tile program is wrong")]
+    ("plant", "words"), [(planted.wrong_code, "its code is wrong"), (planted.wrong_tiles, "the tile program is wrong")]
 )
 def test_a_faulty_kernel_is_named(plant: Any, words: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -92,7 +77,7 @@ def test_a_faulty_kernel_is_named(plant: Any, words: str) -> None:
     assert not found.right and "aten.tanh" in text and words in text
 
 
-@pytest.mark.parametrize("plant", [wrong_triton, planted.wrong_tiles])
+@pytest.mark.parametrize("plant", [planted.wrong_code, planted.wrong_tiles])
 def test_the_merge_that_makes_it_wrong(plant: Any, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
@@ -123,3 +108,8 @@ def test_values_inside_kernels() -> None:
     want = torch.softmax(scores, -1)
     assert isinstance(got, torch.Tensor) and got.is_cuda
     assert compare(got, want, torch.softmax(scores.double(), -1)).status != FAIL
+
+
+def test_every_known_fault_is_caught_on_the_card() -> None:
+    found = self_test(on=["cuda"], options=OPTIONS)
+    assert found.right, str(found)

@@ -69,10 +69,7 @@ def test_the_rule_that_makes_it_wrong(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_code_that_is_wrong_without_any_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.emit import cpp
-
-    emit = cpp.emit_cpp
-    monkeypatch.setattr(cpp, "emit_cpp", lambda *a, **k: emit(*a, **k).replace("plait::tanh(", "plait::sin("))
+    planted.wrong_tanh(monkeypatch)
     found = plait.bisect(tanh_alone, torch.randn(20, 8), seeds=1, options=OPTIONS, folder=tmp_path)
     assert (found.kind, found.number) == ("code", None)
     assert "tanh (test_bisect.py:" in found.decision
@@ -129,11 +126,8 @@ def test_the_folder_runs_on_its_own_and_so_does_the_command(tmp_path: Path) -> N
     run = [str(tmp_path / "prog.py"), "--seeds", "1", "--folder", str(tmp_path / "found")]
     clean = CliRunner().invoke(main, ["bisect", *run])
     assert clean.exit_code == 0, clean.output
-    from plait.emit import cpp
-
-    emit = cpp.emit_cpp
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpp, "emit_cpp", lambda *a, **k: emit(*a, **k).replace("plait::tanh(", "plait::sin("))
+        planted.wrong_tanh(patch)
         wrong = CliRunner().invoke(main, ["bisect", *run, "--option", "cache_dir=0", "--json", str(tmp_path / "j")])
     assert wrong.exit_code == 1, wrong.output
     assert "wrong by no decision" in wrong.stdout
