@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from plait.tools.explain import can_write, say_to_people, silent, writing
+from plait.tools.explain import say_to_people, silent
+from plait.tools.files import can_write, write_file
 
 
 def run(*, json_path: str | None, options: Mapping[str, Any], debug: bool = False) -> int:
@@ -32,8 +32,7 @@ def run(*, json_path: str | None, options: Mapping[str, Any], debug: bool = Fals
     if json_path == "-":
         print(found.to_json())
     elif json_path is not None:
-        with writing(json_path):
-            Path(json_path).write_text(found.to_json() + "\n", encoding="utf-8")
+        write_file(json_path, found.to_json() + "\n")
     if shown:  # the verdict is the last line
         print(f"on {' and '.join(on)}, {found.seconds:.0f} s")
         print(found.total())
