@@ -196,3 +196,18 @@ def between_of_rows(q, k, v, first, end):
 # neighbouring groups of 64 rows, whose ranges differ; ranges within a block
 RANGES["between_of_groups"] = between_of_rows, lambda s: rows(s, 64)
 RANGES["between_of_rows"] = between_of_rows, lambda s: rows(s, 5)
+
+
+def saturated(s: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of which some lie far beyond a cap, beside others that do not; a row that is NaN, and a last key that is infinite."""
+    q, k, v = qkv(s)
+    q[..., ::7, :] *= 1e3
+    q[..., 5::11, :] *= 30
+    q[0, 0, 9] = math.nan
+    k[..., -1, :] = math.inf
+    return q, k, v
+
+
+def capped_causal(q, k, v):
+    i, j = positions(q, k)
+    return weighted((30 * torch.tanh(scores(q, k) / 30)).masked_fill(j > i, -math.inf), v)

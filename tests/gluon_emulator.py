@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ptx
 import torch
 
 from plait.emit.gluon import GluonSource
@@ -309,9 +310,8 @@ def _extreme(name: str) -> Callable[..., Any]:
     return run
 
 
-def _assembly(text: str, constraints: str, args: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
-    assert text == "rcp.approx.ftz.f32 $0, $1;", text
-    return 1 / args[0]
+def _assembly(text: str, constraints: str, args: Sequence[torch.Tensor], *, pack: int, **_: Any) -> torch.Tensor:
+    return torch.from_numpy(ptx.run(text, constraints, args[0].numpy(), pack))
 
 
 def _start(block: Block, warps: int) -> None:

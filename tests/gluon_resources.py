@@ -43,6 +43,11 @@ def stores_over_barriers(sass: str) -> set[str]:
     return waited & stored
 
 
+def halves_that_share_a_predicate(sass: str) -> list[str]:
+    """Extremes of two sixteen-bit halves that write both comparisons into one predicate: what reads it sees either."""
+    return re.findall(r"V\w*MNMX\w*\.[SU]16x2 \w+, (?=(U?P\d), \1,).*?;", sass)
+
+
 def signature_of(source: GluonSource) -> dict[str, str]:
     """Types of the kernel's parameters, as Triton names them."""
     out: dict[str, str] = {}

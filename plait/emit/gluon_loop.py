@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait.emit.triton_bounds import Bound, Segment, bounds_of
+from plait.emit.triton_bounds import Bound, Segment, bounds_of, tiles_in, whole_tiles
 from plait.emit.triton_index import Indexer
 from plait.emit.triton_softmax import Defs
 from plait.tile.program import Sweep
@@ -64,15 +64,17 @@ def tiles_of(s: Sweep, defs: Defs, indexer: Indexer) -> Tiles:
     lines = ["first = 0"]
     if lower:
         start = _extreme("maximum", "0", lower, indexer, True)
-        lines = [f"first = tl.minimum({start}, {extent - 1}) // {tile} * {tile}"]
+        lines = [f"first = {whole_tiles(f'tl.minimum({start}, {extent - 1})', tile)}"]
     end = _extreme("minimum", str(extent), upper, indexer, True)
     # a block that a mask hides whole still takes one tile, all of it masked
-    lines.append(f"count = tl.maximum(({end} - first + {tile - 1}) // {tile}, 1)")
+    covered = tiles_in(f"({end} - first + {tile - 1})", tile)
+    lines.append(f"count = tl.maximum({covered}, 1)")
+    before = tiles_in("first", tile)
     full = _extreme("minimum", str(extent), upper, indexer, False)
-    lines.append(f"high = tl.minimum(tl.maximum({full}, 0) // {tile} - first // {tile}, count)")
+    lines.append(f"high = tl.minimum({tiles_in(f'tl.maximum({full}, 0)', tile)} - {before}, count)")
     if lower:
         least = _extreme("maximum", "0", lower, indexer, False)
-        low = f"({least} + {tile - 1}) // {tile} - first // {tile}"
+        low = f"{tiles_in(f'({least} + {tile - 1})', tile)} - {before}"
         # numbers of the rows may leave less between them than positions do
         lines.append(f"low = tl.minimum({low}, count)" if rows else f"low = {low}")
     return Tiles(tuple(lines), cut, whole, bool(lower), rows)

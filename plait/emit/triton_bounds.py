@@ -57,7 +57,7 @@ def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
         first = b.text(indexer, most=True)
         start = first if start == "0" else f"tl.maximum({start}, {first})"
     if lower:
-        start = f"tl.maximum({start}, 0) // {d.tile} * {d.tile}"
+        start = whole_tiles(f"tl.maximum({start}, 0)", d.tile)
     for b in upper:
         end = f"tl.minimum({end}, {b.text(indexer, most=True)})"
     if not (found or not d.even) or not _masks_products(s) or _is_narrow(lower, upper, d.tile):
@@ -67,7 +67,7 @@ def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
     full = extent
     for b in upper:
         full = f"tl.minimum({full}, {b.text(indexer, most=False)})"
-    full = f"tl.maximum({full}, 0) // {d.tile} * {d.tile}"
+    full = whole_tiles(f"tl.maximum({full}, 0)", d.tile)
     true = frozenset(b.guard for b in found)
     out: list[Segment] = []
     first = "0"
@@ -76,7 +76,7 @@ def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
         for b in lower:
             least = f"tl.maximum({least}, {b.text(indexer, most=False)})"
         first = f"{d.name}_from"
-        line = f"{first} = ({least} + {d.tile - 1}) // {d.tile} * {d.tile}"
+        line = f"{first} = {whole_tiles(f'({least} + {d.tile - 1})', d.tile)}"
         out.append(Segment(start, f"tl.minimum({first}, {end})", before=(line,)))
         full = f"tl.maximum({full}, {first})"
     if not upper and d.even:
@@ -152,6 +152,23 @@ class Bound:
         if step > 1:
             out = f"_floor_div({out}, {step})"
         return f"tl.cast({out}, tl.int32)" if wide and not self.dim.wide else out
+
+
+def tiles_in(points: str, tile: int) -> str:
+    """Text of how many whole tiles there are in `points` >= 0; of less than 0, something below 1. Not by a division: where the numbers
+    are known to be small the compiler does it, and a maximum behind it, on sixteen bits, and ptxas (of CUDA 12.8, sm_90) then takes a
+    comparison with that maximum from the wrong half of the register (VIMNMX.S16x2 that writes one predicate twice)."""
+    return f"({points} >> {_log2(tile)})"
+
+
+def whole_tiles(points: str, tile: int) -> str:
+    """Text of `points` rounded down to whole tiles."""
+    return f"{points} & -{1 << _log2(tile)}"
+
+
+def _log2(tile: int) -> int:
+    assert tile > 0 and tile & (tile - 1) == 0, tile
+    return tile.bit_length() - 1
 
 
 def _guards(s: Sweep) -> Iterator[Expr]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from plait.emit import triton_reciprocals
+
 _TEXTS = """
 def _floor_div(a, b):
     # quotient towards minus infinity; Triton's goes towards zero
@@ -85,9 +87,8 @@ def _tanh_absolute(x, c):
     return tl.fma(libdevice.fast_dividef(1.0, tl.exp2(x * c) + 1.0), -2.0, 1.0)
 
 def _tanh_rest(x, c):
-    # -1 / (exp(2 y) + 1), c as above; the reciprocal of the hardware, which alone flushes nothing that matters here
-    d = tl.exp2(x * c) * -1.0 - 1.0
-    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+    # -1 / (exp(2 y) + 1), c as above
+    return _reciprocals(tl.exp2(x * c) * -1.0 - 1.0)
 
 def _rsqrt(x):
     # the hardware instruction flushes subnormal arguments to zero
@@ -236,7 +237,8 @@ def _randbits(seed, offset, linear, draw):
 
 def _parse() -> dict[str, str]:
     out: dict[str, str] = {}
-    for text in re.split(r"\n(?=def )", _TEXTS.strip("\n")):
+    texts = [*re.split(r"\n(?=def )", _TEXTS.strip("\n")), triton_reciprocals.helper("_reciprocals")]
+    for text in texts:
         out[text[4 : text.index("(")]] = "@triton.jit\n" + text.strip("\n") + "\n"
     return out
 

@@ -57,6 +57,12 @@ def test_attention_under_ranges(name: str, gluon: str) -> None:
 
 
 @pytest.mark.parametrize("gluon", ["off", "all"])
+def test_caps_far_beyond_which_some_scores_lie(gluon: str) -> None:
+    torch.manual_seed(0)
+    judged(attention_rows.capped_causal, on_card(attention_rows.saturated(SQUARE)), gluon=gluon)
+
+
+@pytest.mark.parametrize("gluon", ["off", "all"])
 @pytest.mark.parametrize("name", ["window", "causal_by_length"])
 def test_slower_warps_see_what_they_wait_for(name: str, gluon: str) -> None:
     """Many blocks of one tile and more, many times: warps part at every chance."""

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from gluon_resources import compile_gluon, stores_over_barriers
+from gluon_resources import compile_gluon, halves_that_share_a_predicate, stores_over_barriers
 
 from plait.emit.gluon import GluonSource, emit_gluon
 from plait.emit.gluon_shape import loads_beside_factors
@@ -56,7 +56,7 @@ def _text(name: str) -> str:
 def test_tiles_are_counted_before_the_groups_part() -> None:
     kernel = _text("grouped_by_position").split("def kernel(")[1]
     assert kernel.count(" = row_ends(b0_ptr, p2_start") == 2, "of the rows of both groups"
-    assert "_most + 1) - first + 127) // 128, 1)" in kernel.split("high = ")[0]
+    assert "_most + 1) - first + 127) >> 7), 1)" in kernel.split("high = ")[0]
 
 
 def test_a_length_is_read_once() -> None:
@@ -76,6 +76,18 @@ def test_nothing_spills_and_no_barrier_is_stored_over(name: str) -> None:
     made = compile_gluon(emit_gluon(launch.parts[0].program, "kernel"))
     assert made.stack == made.counts["STL"] == made.counts["LDL"] == 0
     assert not stores_over_barriers(made.sass)
+
+
+@pytest.mark.parametrize("name", ["causal_by_length", "causal_until"])
+def test_tiles_are_not_counted_in_halves_of_registers(name: str) -> None:
+    """Divided by the tile, small counts became sixteen bits wide, and "more than one" was asked of the wrong half."""
+    (launch,) = (launch for launch in planned(name, Sizes(b=2, h=4, m=333, n=477, d=64)).launches if launch.parts)
+    assert not halves_that_share_a_predicate(compile_gluon(emit_gluon(launch.parts[0].program, "kernel")).sass)
+
+
+def test_halves_that_share_a_predicate_are_seen() -> None:
+    assert halves_that_share_a_predicate("VIMNMX.S16x2 R6, P1, P1, R6, 0x1, !PT ;") == ["P1"]
+    assert not halves_that_share_a_predicate("VIMNMX.S16x2 R3, R8, 0x10001, !PT ; VIMNMX.S16x2 R6, P1, P2, R6, 0x1, !PT ;")
 
 
 @pytest.mark.parametrize(("asked", "built"), [("measured", False), ("all", True)])

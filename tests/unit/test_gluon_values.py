@@ -23,6 +23,7 @@ from plait.runtime import assemble as assembling
 from plait.runtime.kernel import Launch, Messages, Slots
 from plait.runtime.link import link
 from tests import gluon_emulator
+from tests.attention_rows import capped_causal, saturated
 from tests.attention_variants import VARIANTS, Sizes, arguments
 from tests.unit.test_attention_variants import planned
 
@@ -92,6 +93,16 @@ def test_head_dims(name: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shared_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     check("grouped_query", Sizes(b=2, h=4, m=256, n=256, d=64), monkeypatch)
+
+
+def test_caps_far_beyond_which_some_scores_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four values share a reciprocal; what overflows, or is NaN, stays by itself."""
+    torch.manual_seed(0)
+    args = saturated(Sizes(b=1, h=2, m=300, n=300, d=64))
+    got = emulated(capped_causal, args, monkeypatch)
+    verdict = compare(got, capped_causal(*args), reference(capped_causal, args))
+    assert verdict.status != FAIL, verdict.message
+    assert got.isnan().any(-1).sum() < got[..., 0].numel() // 50
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
