@@ -53,7 +53,7 @@ def test_what_is_loaded_along_the_stream_is_told_apart(name: str, beside: bool) 
 def test_masks_of_several_conditions_bound_the_loop(name: str) -> None:
     """(j > i) | (i - j > 128), and one side of an or that is not of positions."""
     text = source(name).text
-    assert "count = gl.maximum((gl.minimum(2048, p1_start + 128) - first + " in text
+    assert "count = gl.maximum(((gl.minimum(2048, p1_start + 128) - first + " in text
     assert ("low = " in text) is (name == "window")
 
 

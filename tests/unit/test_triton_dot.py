@@ -69,7 +69,7 @@ def test_causal_loops_end_at_the_diagonal_and_mask_only_there() -> None:
 
 def test_windows_bound_loops_on_both_sides() -> None:
     text = _text("attention_window")
-    assert "in tl.range(tl.maximum(p1_start + (-20), 0) // 16 * 16, tl.minimum(100, p1_start + 16), 16" in text
+    assert "in tl.range(tl.maximum(p1_start + (-20), 0) & -16, tl.minimum(100, p1_start + 16), 16" in text
 
 
 def test_a_wide_window_is_masked_at_both_ends() -> None:

@@ -55,14 +55,14 @@ def _planned(name: str) -> str:
 def test_a_loop_ends_where_the_last_row_does_and_masks_from_the_first_on() -> None:
     before, full, cut = _text("rows_le").split("    for ")
     assert "_most = tl.reduce(tl.where(p1_ok, " in before, "rows beyond the extent do not count"
-    assert "tl.minimum(53, " in before and "_least + 1), 0) // 16 * 16" in before
+    assert "tl.minimum(53, " in before and "_least + 1), 0) & -16" in before
     assert ">= r0" not in full
     assert "_most + 1), 16" in cut and ">= r0[None, :]" in cut
 
 
 def test_a_loop_starts_where_the_first_row_does() -> None:
     _, cut, full = _text("rows_ge").split("    for ")[:3]
-    assert "tl.range(tl.maximum(" in cut and "_least, 0) // 16 * 16" in cut
+    assert "tl.range(tl.maximum(" in cut and "_least, 0) & -16" in cut
     assert "r0[None, :] >=" in cut
     assert "r0[None, :] >=" not in full
 
