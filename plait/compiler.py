@@ -45,6 +45,7 @@ from plait.rewrite.passes.twin_products import twin_products
 from plait.rewrite.passes.write_rows import write_rows
 from plait.runtime import override, report
 from plait.runtime.assemble import assemble
+from plait.runtime.follow import doing
 from plait.runtime.link import Launch, link
 from plait.tile.check import check_program
 from plait.tile.flat import Env
@@ -71,7 +72,8 @@ def compile_graph(
     gm: Any, example_inputs: Sequence[Any], options: Options, *, kind: str = "inference"
 ) -> Callable[..., Sequence[Any]]:
     """Compile one FX graph of ATen calls. Raises CompileError (of a kind) where it cannot."""
-    graph = imported(gm, example_inputs, options, kind)
+    with doing("importing"):
+        graph = imported(gm, example_inputs, options, kind)
     spec = spec_for("cuda" if graph.device.startswith("cuda") else "cpu", _card(graph.device))
     with limited(options.fuel) as tank:
         with telling(kind):
@@ -190,7 +192,9 @@ def _planned_with(graph: Graph, chosen: frozenset[Node], spec: DeviceSpec, optio
     """The plan with these calls open."""
     opened = open_contractions(graph, chosen.__contains__) if chosen else graph
     opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
-    return _planned(simplify(opened, spec, options), spec, options)
+    with doing("rewriting"):
+        simplified = simplify(opened, spec, options)
+    return _planned(simplified, spec, options)
 
 
 def _openings(
@@ -235,7 +239,8 @@ def _planned(graph: Graph, spec: DeviceSpec, options: Options) -> tuple[Plan, En
     strides, apart = Layouts(graph).strides, frozenset(graph.padded)
     env = Env(strides, reading.inline, options.numerics, graph.symbols, reading.reads, apart)
 
-    return make_plan(graph, spec, reading, _fits(graph, env, spec), fuse=options.fuses), env
+    with doing("planning"):
+        return make_plan(graph, spec, reading, _fits(graph, env, spec), fuse=options.fuses), env
 
 
 def _fits(graph: Graph, env: Env, spec: DeviceSpec) -> Fits:
@@ -296,7 +301,8 @@ def split_by_fit(parts: Sequence[tuple[Group, Lowered]], spec: DeviceSpec) -> li
 
 
 def _lower_group(graph: Graph, group: Group, env: Env, spec: DeviceSpec, options: Options) -> Lowered:
-    lowered = _under(False, graph, group, env, spec)
+    with doing("lowering", _name((group,))):
+        lowered = _under(False, graph, group, env, spec)
     pin = options.pinned(lowered.program.name, report.current().kind)
     if pin is not None:
         return pinned(pin, lowered, lambda s: _under(False, graph, group, env, spec, s), spec)

@@ -38,7 +38,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "PLAIT_OVERRIDE": ("override", "folder of dumped stages that replace what is computed"),
     "PLAIT_CACHE": ("cache_dir", "folder of the disk cache, and its size limit in MiB: folder[@2048]; 0 turns it off"),
     "PLAIT_GROUPS": ("groups", "compile only these groups (3,5 or 0-7), the rest runs in eager: for bisection"),
-    "PLAIT_EXPLAIN": ("explain", "1: print one line for every compiled graph"),
+    "PLAIT_EXPLAIN": ("explain", "1: print one line for every compiled graph, and on a terminal how far it is"),
 }
 
 

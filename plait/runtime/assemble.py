@@ -36,9 +36,10 @@ from plait.runtime.cache import cache_for
 from plait.runtime.choices import Choices, Note, choices_for, content_key
 from plait.runtime.dump import record_levels
 from plait.runtime.executable import EagerStep, Executable, KernelStep, Script, Step
+from plait.runtime.follow import has_made
 from plait.runtime.gluon_kernel import GluonKernel, can_run
 from plait.runtime.link import Launch
-from plait.runtime.tune import Tuned, watcher
+from plait.runtime.tune import Tuned
 from plait.tile.alternatives import alternatives
 from plait.tile.schedule import Schedule
 
@@ -228,9 +229,7 @@ def _chosen(forms: _Forms, built: Sequence[Built], note: Note | None) -> Built:
     made = Tuned([b for b, _ in usable], [n for _, n in usable], note)
     if len(usable) == 1 and not made.remembered:
         return usable[0][0]
-    watch = watcher()
-    if watch is not None:
-        watch.made(made)
+    has_made(made)
     return made
 
 

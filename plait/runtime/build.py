@@ -39,11 +39,11 @@ from plait.options import cxx_command
 from plait.runtime import folders, report
 from plait.runtime.cache import Cache, load_library_bytes
 from plait.runtime.folders import Unsafe
+from plait.runtime.follow import doing, expects
 from plait.runtime.gluon_kernel import Base, GluonKernel
 from plait.runtime.kernel import CppKernel, Kernel
 from plait.runtime.locks import Lock
 from plait.runtime.triton_kernel import TritonKernel, scratch_memory
-from plait.runtime.tune import doing, watcher
 
 _TIMEOUT_SECONDS = 600.0
 _MOST_UNITS = 8
@@ -78,6 +78,11 @@ class _Unit:
     text: str
     names: tuple[str, ...]
     places: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """The first kernel, and how many more."""
+        return self.names[0] + (f" and {len(self.names) - 1} more" if len(self.names) > 1 else "")
 
 
 class CppSources:
@@ -124,9 +129,13 @@ def build_cpp(sources: CppSources, cache: Cache, threads: int | None = None, cxx
     units = [sources.unit(places[k::count]) for k in range(count) if places[k::count]]
     done: dict[int, Built] = {}
     budget = current()
-    for unit, outcome in zip(
-        units, side_by_side(lambda u: _build_unit(u, cache, threads, cxx, budget), units), strict=True
-    ):
+    expects(len(units))
+
+    def build(unit: _Unit) -> list[Kernel] | BuildFailed:
+        with doing("building", unit.label):
+            return _build_unit(unit, cache, threads, cxx, budget)
+
+    for unit, outcome in zip(units, side_by_side(build, units), strict=True):
         for nth, place in enumerate(unit.places):
             if not isinstance(outcome, BuildFailed):
                 done[place] = outcome[nth]
@@ -274,9 +283,7 @@ def build_triton(
     needed = {q for p, q in enumerate(same_as) if p not in optional}
     distinct = sorted((p for p in range(len(sources)) if same_as[p] == p), key=lambda p: p not in needed)
     budget = current()
-    watch = watcher()
-    if watch is not None:
-        watch.expects(len(distinct))
+    expects(len(distinct))
 
     def build(place: int) -> Built:
         if place not in needed and budget is not None and budget.leaves_out("timed alternative"):

@@ -14,6 +14,7 @@ from plait.ir.budget import budgeted
 from plait.options import Options
 from plait.runtime import report
 from plait.runtime.locks import Lock
+from plait.runtime.progress import following
 from plait.runtime.repro import write_repro
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -31,6 +32,7 @@ def compile_one(
         _compile_lock,
         report.compiling(kind) as record,
         budgeted(options.budget, report.spent_seconds()) as budget,
+        following(record, line, options.explain),
     ):
         report.trace("plait_graph", lambda: str(gm.print_readable(print_output=False)))
         try:

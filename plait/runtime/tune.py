@@ -3,20 +3,19 @@
 At the first launch each variant runs a few times on the call's own buffers (kernels only write results, so running them
 again changes nothing; one that writes over what it reads does so only when it `is_settled`), interleaved, and the fastest
 median stays. The choice and all times are kept for reports, and remembered (runtime/choices.py): what is known already is
-not timed again. `plait tune` follows what happens through a Watch.
+not timed again. Who follows (runtime/follow.py) is told of it.
 """
 
 from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
 from plait.runtime.choices import Note
+from plait.runtime.follow import doing
 from plait.runtime.kernel import Kernel, Launch, Messages, Slots
 
 _ROUNDS = 5
@@ -95,57 +94,3 @@ def _time_ms(go: Launch, slots: Slots) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / _LAUNCHES
-
-
-# ------------------------------------------------------------------------------------------------------------- followers
-class Watch(Protocol):
-    """Who follows the work on kernels with several builds. Called from whichever thread does it; `begins` may raise to stop."""
-
-    def expects(self, builds: int) -> None:
-        """So many sources are about to be built."""
-        ...
-
-    def begins(self, kind: str, name: str) -> None:
-        """ "building" or "timing" of a kernel begins."""
-        ...
-
-    def ends(self, kind: str, name: str) -> None:
-        """It is over."""
-        ...
-
-    def made(self, kernel: Tuned) -> None:
-        """A kernel with several builds stands."""
-        ...
-
-
-_watch: Watch | None = None
-
-
-@contextmanager
-def watching(watch: Watch) -> Iterator[None]:
-    """Tell `watch` of all that is done meanwhile, in this process."""
-    global _watch
-    before, _watch = _watch, watch
-    try:
-        yield
-    finally:
-        _watch = before
-
-
-def watcher() -> Watch | None:
-    """Who follows at the moment."""
-    return _watch
-
-
-@contextmanager
-def doing(kind: str, name: str) -> Iterator[None]:
-    """Tell the follower, if there is one, of work on a kernel."""
-    watch = _watch
-    if watch is None:
-        yield
-        return
-    watch.begins(kind, name)
-    try:
-        yield
-    finally:
-        watch.ends(kind, name)

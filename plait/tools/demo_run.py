@@ -19,6 +19,7 @@ from plait.errors import UserError
 from plait.oracle.compare import Verdict, compare
 from plait.oracle.reference import reference
 from plait.runtime import report
+from plait.runtime.progress import showing
 from plait.tools.backends import compiled_by
 from plait.tools.bench_timing import describe_machine, time_all
 from plait.tools.plain import as_json as to_json
@@ -141,7 +142,7 @@ def _measure(
     for who in (backend, "inductor"):
         say(f"compiling with {who} ...")
         start = time.perf_counter()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), showing():
             warnings.simplefilter("ignore")  # what runs in eager is listed below
             fn = compiled_by(model, who)
             results[who] = fn(*args)

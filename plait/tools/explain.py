@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.errors import UserError
 from plait.report.text import WIDTH
+from plait.runtime.progress import showing
 from plait.tools.files import can_write, write_file
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(
     if wanted is not None:
         wanted.check()
     say_to_people(f"loading {file} ...")
-    with silent(debug):  # what runs in eager is in the report
+    with silent(debug), showing():  # what runs in eager is in the report
         fn, calls = load(file)
         from plait.report.run import explain_calls
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from plait.errors import UserError
 from plait.options import Options
+from plait.runtime.progress import Progress
 from plait.tools.explain import load, say_to_people, silent
 from plait.tools.files import can_write, write_file
 from plait.tools.group import FINE, STOPPED
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from plait.runtime.tune import Tuned
 
 STALL_SECONDS = 30.0  # without anything begun or ended, until the watchdog speaks, and again each time it doubles
-_EVERY = 0.5  # seconds between two looks
-_PLAIN_EVERY = 10.0  # and between two lines of progress where nobody watches
 _MOST_ROWS = 12
 
 
@@ -55,45 +52,23 @@ class _Kernel:
         return None if note is None else note.known(self.tuned.names)
 
 
-class Progress:
-    """See runtime.tune.Watch: counts, and stops what goes on when the budget is spent or somebody interrupts."""
+class Tuning(Progress):
+    """See runtime.follow.Watch: counts, and stops what goes on when the budget is spent or somebody interrupts."""
 
     def __init__(self, budget: float | None, out: TextIO | None) -> None:
-        self.budget, self.out = budget, out
-        self.start = self.moved = time.monotonic()
+        super().__init__(out, STALL_SECONDS)
+        self.budget = budget
         self.kernels: list[_Kernel] = []
-        self.builds = self.built = self.timed = 0
         self.interrupted = False
-        self._took = {"building": 0.0, "timing": 0.0}
-        self._now: dict[tuple[str, str], float] = {}
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._width = 0
 
     # ---------------------------------------------------------------- what is told
-    def expects(self, builds: int) -> None:
-        """See Watch."""
-        with self._lock:
-            self.builds += builds
-
     def begins(self, kind: str, name: str) -> None:
         """See Watch."""
         if self.interrupted:
             raise KeyboardInterrupt
         if self.is_spent():
             raise Spent
-        with self._lock:
-            self._now[kind, name] = self.moved = time.monotonic()
-
-    def ends(self, kind: str, name: str) -> None:
-        """See Watch."""
-        with self._lock:
-            self.moved = time.monotonic()
-            self._took[kind] += self.moved - self._now.pop((kind, name), self.moved)
-            if kind == "building":
-                self.built += 1
-            else:
-                self.timed += 1
+        super().begins(kind, name)
 
     def made(self, kernel: Tuned) -> None:
         """See Watch."""
@@ -103,9 +78,10 @@ class Progress:
             self.kernels.append(_Kernel(report.current().name, kernel))
 
     # ---------------------------------------------------------------- what is known
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self.start
+    @property
+    def timed(self) -> int:
+        """Kernels that were timed."""
+        return self._ended["timing"]
 
     def is_spent(self) -> bool:
         """Whether the budget is."""
@@ -120,11 +96,8 @@ class Progress:
         builds, timings = self.builds - self.built, len(self.kernels) - self.done()
         if (builds and not self.built) or not (self.built or self.timed):
             return None
-        # builds run side by side
-        at_once = max(1, len(self._now)) if builds else 1
-        own = builds * self._took["building"] / max(self.built, 1) / at_once
         each = self._took["timing"] / self.timed if self.timed else 0.1
-        return own + timings * each
+        return (super().left() or 0.0) + timings * each
 
     def line(self) -> str:
         """Where it is."""
@@ -135,53 +108,6 @@ class Progress:
         if left is not None:
             text += f", about {left:.0f} s left"
         return text + (f" (budget {self.budget:g} s)" if self.budget is not None else "")
-
-    # ---------------------------------------------------------------- what is shown
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """On a terminal one line that changes, elsewhere a line now and then, and a word when nothing moves."""
-        thread = threading.Thread(target=self._show, daemon=True, name="plait-tune")
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
-            self._clear()
-
-    def _show(self) -> None:
-        live = self.out is not None and self.out.isatty()
-        said, next_line, patience = -1.0, _PLAIN_EVERY, STALL_SECONDS
-        while not self._over.wait(min(_EVERY, STALL_SECONDS / 4)):
-            with self._lock:
-                moved, now = self.moved, sorted(self._now, key=self._now.__getitem__)
-            if moved != said:
-                said, patience = moved, STALL_SECONDS
-            still = time.monotonic() - moved
-            if still >= patience:
-                patience *= 2
-                what = ", ".join(f"{kind} {name}" for kind, name in now[:3]) or "the program itself runs"
-                self._say(f"nothing has moved for {still:.0f} s: {what}")
-            if live:
-                self._draw(self.line())
-            elif self.seconds() >= next_line:
-                next_line = self.seconds() + _PLAIN_EVERY
-                self._say(self.line())
-
-    def _say(self, line: str) -> None:
-        self._clear()
-        if self.out is not None:
-            print(line, file=self.out, flush=True)
-
-    def _draw(self, line: str) -> None:
-        if self.out is not None:
-            print("\r" + line.ljust(self._width), end="", file=self.out, flush=True)
-            self._width = len(line)
-
-    def _clear(self) -> None:
-        if self.out is not None and self._width:
-            print("\r" + " " * self._width + "\r", end="", file=self.out, flush=True)
-            self._width = 0
 
 
 def run(
@@ -200,7 +126,7 @@ def run(
     _can_keep(Options.make(None, options), out_path)
     if json_path != "-":
         say_to_people(f"loading {file} ...")
-    progress = Progress(budget, None if json_path == "-" else sys.stderr)
+    progress = Tuning(budget, None if json_path == "-" else sys.stderr)
     with silent(debug):
         fn, calls = load(file)
         drive = _driver(fn, calls, train, options)
@@ -229,9 +155,9 @@ def _driver(fn: Any, calls: Any, train: bool, options: Mapping[str, Any]) -> Cal
     return lambda: run_calls(fn, calls, train, Options.make(None, options))
 
 
-def _driven(drive: Callable[[], None], progress: Progress) -> str:
+def _driven(drive: Callable[[], None], progress: Tuning) -> str:
     """Why it stopped before the end: "budget", "interrupt", or nothing."""
-    from plait.runtime.tune import watching
+    from plait.runtime.follow import watching
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         progress.interrupted = True
@@ -257,7 +183,7 @@ def _driven(drive: Callable[[], None], progress: Progress) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- answer
-def _write_out(progress: Progress, out_path: str | None) -> None:
+def _write_out(progress: Tuning, out_path: str | None) -> None:
     if out_path is None:
         return
     from plait.runtime.choices import file_text
@@ -267,7 +193,7 @@ def _write_out(progress: Progress, out_path: str | None) -> None:
     write_file(out_path, file_text(", ".join(sorted(devices)) or "no device", found.values()))
 
 
-def _facts(program: str, progress: Progress, stopped: str, out_path: str | None) -> dict[str, Any]:
+def _facts(program: str, progress: Tuning, stopped: str, out_path: str | None) -> dict[str, Any]:
     notes = [k.tuned.note for k in progress.kernels if k.tuned.note is not None]
     return {
         "program": program,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.runtime.progress import showing
 from plait.tools.explain import load, say_to_people, silent
 from plait.tools.files import can_write, write_file
 
@@ -71,7 +72,7 @@ def _judged(
     """What `judge` finds of a file's program, written and printed."""
     can_write(json_path)
     say_to_people(f"loading {file} ...")
-    with silent(debug):
+    with silent(debug), showing():
         found = judge(*load(file))
     if json_path == "-":
         print(found.to_json())

@@ -87,7 +87,9 @@ def test_tiles_are_not_counted_in_halves_of_registers(name: str) -> None:
 
 def test_halves_that_share_a_predicate_are_seen() -> None:
     assert halves_that_share_a_predicate("VIMNMX.S16x2 R6, P1, P1, R6, 0x1, !PT ;") == ["P1"]
-    assert not halves_that_share_a_predicate("VIMNMX.S16x2 R3, R8, 0x10001, !PT ; VIMNMX.S16x2 R6, P1, P2, R6, 0x1, !PT ;")
+    assert not halves_that_share_a_predicate(
+        "VIMNMX.S16x2 R3, R8, 0x10001, !PT ; VIMNMX.S16x2 R6, P1, P2, R6, 0x1, !PT ;"
+    )
 
 
 @pytest.mark.parametrize(("asked", "built"), [("measured", False), ("all", True)])

@@ -18,15 +18,15 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from plait.runtime import assemble
+from plait.runtime import assemble, follow
 from plait.runtime import tune as runtime_tune
 from plait.runtime.cache import Cache
 from plait.runtime.choices import Choices, Note, parse_choices
+from plait.runtime.follow import doing, watching
 from plait.runtime.gluon_kernel import GluonKernel
-from plait.runtime.tune import doing, watching
 from plait.tools import tune
 from plait.tools.cli import main
-from plait.tools.tune import Progress, Spent
+from plait.tools.tune import Spent, Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "plait" / "tools" / "schemas" / "tune_1.json").read_text())
@@ -291,7 +291,7 @@ class Terminal:
 def test_what_stands_still_is_named_and_nothing_else(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "STALL_SECONDS", 0.2)
     shown = Terminal(live)
-    progress = Progress(None, shown)  # type: ignore[arg-type]
+    progress = Tuning(None, shown)  # type: ignore[arg-type]
     with progress.shown(), watching(progress):
         with doing("building", "k1_slow"):
             time.sleep(0.7)
@@ -306,7 +306,7 @@ def test_what_stands_still_is_named_and_nothing_else(live: bool, monkeypatch: py
 
 
 def test_progress_counts_and_guesses_what_is_left() -> None:
-    progress = Progress(60, None)
+    progress = Tuning(60, None)
     with watching(progress):
         progress.expects(4)
         assert progress.left() is None
@@ -315,13 +315,13 @@ def test_progress_counts_and_guesses_what_is_left() -> None:
     left = progress.left()
     assert left is not None and 0.29 < left < 20
     assert re.fullmatch(r"0 of 0 kernels done, 1 of 4 built, \d s, about \d+ s left \(budget 60 s\)", progress.line())
-    assert runtime_tune.watcher() is None
+    assert follow._watches == ()
 
 
 def test_nothing_begins_after_the_budget_or_an_interrupt() -> None:
-    spent, stopped = Progress(1e-9, None), Progress(None, None)
+    spent, stopped = Tuning(1e-9, None), Tuning(None, None)
     stopped.interrupted = True
     for progress, raised in ((spent, Spent), (stopped, KeyboardInterrupt)):
         with pytest.raises(raised), watching(progress), doing("timing", "k1"):
             raise AssertionError("it began")
-        assert runtime_tune.watcher() is None
+        assert follow._watches == ()
