@@ -15,7 +15,7 @@ from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Tiles
 from plait.ir import index as ix
 from plait.ir.index import Expr
-from plait.tile.masks import is_statistic
+from plait.tile.masks import is_statistic, logic
 from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Store, Sweep, walk
 
 Value = float | bool | str | None  # None: not known
@@ -150,8 +150,8 @@ def _value(op: str, args: tuple[Value, ...]) -> Value:
     if op == "where":
         c, x, y = args
         return (x if x == y else None) if c is None else x if c else y
-    if op == "bit_and" and any(a is False for a in args):
-        return False
+    if (found := logic(op, args)) is not None:
+        return found
     if _STATISTIC in args:
         return args[0] if (op, args[0]) in (("sub", -math.inf), ("div", 0.0)) else None
     known = [float(a) for a in args if a is not None]

@@ -16,7 +16,7 @@ from plait.emit.triton_rows import extreme, extremes
 from plait.emit.triton_softmax import Defs, base_of, correction_of
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
-from plait.tile.masks import is_statistic
+from plait.tile.masks import is_statistic, logic
 from plait.tile.program import Check, Dot, Let, Reduce, Scan, Store, Sweep, TileProgram, walk
 
 _FEW = 16
@@ -255,8 +255,8 @@ def _values_outside(g: Expr, defs: Defs) -> Callable[[int], float | bool | None]
         args = [value(a) for a in d.args]
         if d.op == "where":
             return args[2] if args[0] is False else args[1] if args[0] is True or args[1] == args[2] else None
-        if d.dtype is DType.b1 and d.op in ("mul", "bit_and"):
-            return False if False in args else None
+        if d.dtype is DType.b1:
+            return logic(d.op, args)
         if any(a is None for a in args):
             return None
         return _arithmetic(d.op, [float(a) for a in args if a is not None])

@@ -8,7 +8,7 @@ partial tiles are read off such conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from plait.ir import index as ix
@@ -24,6 +24,27 @@ def conditions(flat: Flat) -> Flat:
     """The same statements with comparisons of positions, and what is made of them, as conditions."""
     known = _Known(flat.dims, flat.symbols, flat.stmts)
     return replace(flat, stmts=known.body(flat.stmts))
+
+
+def logic(op: str, args: Sequence[object]) -> bool | None:
+    """An operator on bools of which some are not known (anything but a bool): an "and" with a false one is false, an "or" with a
+    true one true, so that a negated formula says as much as its De Morgan form."""
+    if op in ("bit_and", "mul", "minimum"):
+        return False if any(a is False for a in args) else _all_known(args, all)
+    if op in ("bit_or", "add", "maximum"):
+        return True if any(a is True for a in args) else _all_known(args, any)
+    if op == "bit_not":
+        return _all_known(args, lambda known: not known[0])
+    if op in ("copy", "cast"):
+        return _all_known(args, lambda known: known[0])
+    if op in ("bit_xor", "ne"):
+        return _all_known(args, lambda known: known[0] != known[1])
+    return _all_known(args, lambda known: known[0] == known[1]) if op == "eq" else None
+
+
+def _all_known(args: Sequence[object], made: Callable[[list[bool]], bool]) -> bool | None:
+    known = [a for a in args if isinstance(a, bool)]
+    return made(known) if len(known) == len(args) else None
 
 
 def is_statistic(s: Stmt | None, guard: Expr) -> bool:
