@@ -295,7 +295,10 @@ class _Importer:
         if isinstance(val, (list, tuple)):
             if not isinstance(found, (list, tuple)) or len(found) != len(val):
                 raise InternalError(f"the lowering of {fx.target} gives {found!r} for {len(val)} results")
-            return tuple(self._checked(fx, f, v, before) for f, v in zip(found, val, strict=True))
+            # a gradient that was not asked for is None in eager, while torch's meta functions may show a tensor for it
+            return tuple(
+                None if f is None else self._checked(fx, f, v, before) for f, v in zip(found, val, strict=True)
+            )
         if not isinstance(val, torch.Tensor):
             return replace(found, is_number=True) if isinstance(found, Tensor) else found
         shape = self.sizes.shape(val.shape)

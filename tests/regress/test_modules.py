@@ -26,6 +26,12 @@ def test_batch_norm_in_training_advances_its_state() -> None:
     agree(ConvNorm(), *((torch.randn(4, 3, 8, 9, requires_grad=True),) for _ in range(3)), train=True)
 
 
+def test_batch_norm_first_of_all() -> None:
+    """Its input wants no gradient: plait broke on the result that the backward leaves out, and the graph ran in eager."""
+    net = nn.Sequential(nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh())
+    agree(net, *((torch.randn(6, 5),) for _ in range(3)), train=True)
+
+
 class CumulativeNorm(nn.Module):
     """Batch norm whose update depends on its counter, which breaks the graph in two."""
 
