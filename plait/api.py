@@ -21,17 +21,24 @@ def backend(
 
 
 def backend_with(
-    compile_graph: Callable[..., Callable[..., Sequence[Any]]], options: Options, gm: Any, example_inputs: Sequence[Any]
+    compile_graph: Callable[..., Callable[..., Sequence[Any]]],
+    options: Options,
+    gm: Any,
+    example_inputs: Sequence[Any],
+    spec: Any = None,
 ) -> Callable[..., Any]:
-    """The backend around another way to compile one graph: compile_graph(gm, example_inputs, options, kind=kind)."""
+    """The backend around another way to compile one graph: compile_graph(gm, example_inputs, options, kind=kind). `spec`: of the
+    device that is planned for, if it is not the tensors'."""
     from plait.frontend.capture import capture, user_line
     from plait.frontend.externs import decompositions
     from plait.frontend.joint import rewrites_for
+    from plait.frontend.open_attention import open_attention
     from plait.runtime.guarded import compile_one
 
     def one(graph: Any, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         return compile_one(compile_graph, graph, inputs, kind, options, user_line(graph.graph))
 
+    open_attention(gm, options, spec)
     return capture(gm, example_inputs, one, decompositions(), rewrites_for(options))
 
 

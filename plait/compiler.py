@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.errors import FusionRefused, InternalError, LowerFailed
+from plait.frontend.device import spec_of
 from plait.frontend.fx_import import import_fx
+from plait.frontend.open_attention import noted
 from plait.frontend.regions import mark_regions
 from plait.frontend.saved import report_strides
 from plait.ir.budget import current, leaves_out
@@ -22,7 +24,7 @@ from plait.ir.graph import Graph, Node
 from plait.options import Options
 from plait.plan.align import Alignment
 from plait.plan.cost import size_at_hints
-from plait.plan.device import DeviceSpec, spec_for
+from plait.plan.device import DeviceSpec
 from plait.plan.given import parse_plan
 from plait.plan.horizontal import launches
 from plait.plan.inline import Reading
@@ -74,10 +76,10 @@ def compile_graph(
     """Compile one FX graph of ATen calls. Raises CompileError (of a kind) where it cannot."""
     with doing("importing"):
         graph = imported(gm, example_inputs, options, kind)
-    spec = spec_for("cuda" if graph.device.startswith("cuda") else "cpu", _card(graph.device))
+    spec = spec_of(graph.device)
     with limited(options.fuel) as tank:
         with telling(kind):
-            compiled = all_levels(graph, spec, options)
+            compiled = explained(all_levels(graph, spec, options), gm)
         report.compiled(compiled)
         _note_fusions(compiled.plan)
         layouts, cuda = Layouts(compiled.graph), spec.kind == "cuda"
@@ -103,6 +105,11 @@ def imported(gm: Any, example_inputs: Sequence[Any], options: Options, kind: str
         if kind != "backward":  # not every operator has a gradient
             report.warn_once(f"options name {name!r}, and nothing in {report.current().name} ({kind}) is called so")
     return graph
+
+
+def explained(compiled: Compiled, gm: Any) -> Compiled:
+    """With what was decided of calls before the FX graph was there."""
+    return replace(compiled, openings=(*compiled.openings, *noted(gm)))
 
 
 @contextmanager
@@ -367,14 +374,6 @@ def _header(graph: Graph, group: Group) -> tuple[str, ...]:
             f"reads {cost.bytes_read / 1e6:.3f} MB, writes {cost.bytes_written / 1e6:.3f} MB, predicted {group.predicted_ns / 1e3:.1f} us"
         )
     return (*head, *list(lines)[:12])
-
-
-def _card(device: str) -> str:
-    if not device.startswith("cuda"):
-        return ""
-    import torch
-
-    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 
 
 __all__ = ["Compiled", "Node", "all_levels", "compile_graph", "plan_and_lower", "simplify"]

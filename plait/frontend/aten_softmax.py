@@ -53,16 +53,22 @@ def log_softmax(ctx: Context, x: Tensor, dim: int, half_to_float: bool) -> Any:
 
 @table("_safe_softmax.default")
 def safe_softmax(ctx: Context, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """softmax with 0 for rows of -inf alone."""
+    """softmax with 0 for rows of -inf alone: their maximum counts as 0, so that their terms are 0, and their sum as 1."""
     d = x.dtype if dtype is None else known(dtype)
     if category(d) != 2:
         raise Unlowered("softmax of integers")
     dims = dims_of(x, dim)
     refuse_empty(x, list(range(x.ndim)))
     v = to_type(ctx, to_type(ctx, x, d), d.compute)
-    out = _softmax_of(ctx, v, dims)
-    masked = ctx.reduce("all", ctx.map("eq", v, ctx.const(-math.inf, v.dtype)), dims, keepdim=True)
-    return settle(ctx, ctx.map("where", masked, ctx.const(0.0, v.dtype), out), d)
+    top = _replaced(ctx, ctx.reduce("max", v, dims, keepdim=True), -math.inf, 0.0)
+    e = ctx.map("exp", ctx.map("sub", v, top))
+    total = _replaced(ctx, ctx.reduce("sum", e, dims, keepdim=True), 0.0, 1.0)
+    return settle(ctx, ctx.map("div", e, total), d)
+
+
+def _replaced(ctx: Context, x: Tensor, value: float, by: float) -> Tensor:
+    """x with another value for one."""
+    return ctx.map("where", ctx.map("eq", x, ctx.const(value, x.dtype)), ctx.const(by, x.dtype), x)
 
 
 @table("_softmax_backward_data.default")

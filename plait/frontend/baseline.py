@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.frontend.origins import entries, origin_of
+from plait.frontend.origins import ATTENTION, entries, origin_of
 
 _UNKNOWN_SIZE = 64  # of a size that depends on data, as Graph.hint has it
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "detach", "lift_fresh"))
@@ -70,6 +70,9 @@ def operators(gm: fx.GraphModule, in_backward: bool = False) -> tuple[Operator, 
 
 def _whole(n: fx.Node) -> Any:
     """What a node is a part of: nodes that one call of a decomposed operator became have one key."""
+    attention = (n.meta.get("custom") or {}).get(ATTENTION)
+    if attention is not None:  # eager has one kernel, or one for all gradients
+        return (ATTENTION, attention, "autograd_backward" in n.meta, n.meta.get("partitioner_tag"))
     original = n.meta.get("original_aten")
     if original is None or str(original) == str(n.target):  # a copied graph holds copies of operators
         return n
@@ -83,6 +86,8 @@ def _operator(nodes: list[fx.Node], in_backward: bool) -> Operator:
     last = nodes[-1]
     again = in_backward and all(n.meta.get("partitioner_tag") == "is_forward" for n in nodes)
     target = last.target if len(nodes) == 1 else last.meta.get("original_aten", last.target)
+    if ATTENTION in (last.meta.get("custom") or {}) and len(nodes) > 1:
+        target = torch.ops.aten.scaled_dot_product_attention.default
     origin = origin_of(last)
     read, written = (0.0, 0.0) if again else _traffic(nodes)
     return Operator(
@@ -135,7 +140,7 @@ def _traffic(nodes: list[fx.Node]) -> tuple[float, float]:
                 views.setdefault(base, {})[a] = _nbytes(a.meta.get("val"))
     operands = {base: min(_nbytes(base.meta.get("val")), sum(seen.values())) for base, seen in views.items()}
     written = sum(
-        _nbytes(n.meta.get("val")) for n in nodes if only is not None or any(u not in inside for u in n.users)
+        _nbytes(n.meta.get("val")) for n in nodes if only is not None or any(u not in inside for u in _readers(n))
     )
     first = _behind_views(nodes[0].all_input_nodes[0]) if nodes[0].all_input_nodes else None
     if name in _UPDATES and first in operands:

@@ -43,7 +43,7 @@ _weight_int4pack_mm mkldnn_linear scaled_dot_product_attention"""
 _SCATTER_NAMES = """index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy index_fill
 masked_scatter index_reduce embedding_dense_backward as_strided_scatter put _unsafe_masked_index_put_accumulate"""
 _CONTRACT, _SCATTER = frozenset(_CONTRACT_NAMES.split()), frozenset(_SCATTER_NAMES.split())
-_ATTENTION_PREFIXES = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
+ATTENTION_PREFIXES = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _PURE_NAMESPACES = ("aten", "prims", "plait")
 
 
@@ -126,7 +126,7 @@ def role_of(target: Any) -> str:
     """contract, scatter or opaque."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         base = target._schema.name.split("::")[1]
-        if base in _CONTRACT or base.startswith(_ATTENTION_PREFIXES):
+        if base in _CONTRACT or base.startswith(ATTENTION_PREFIXES):
             return "contract"
         if base in _SCATTER:
             return "scatter"

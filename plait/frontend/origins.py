@@ -8,6 +8,9 @@ from typing import Any
 from plait.ir.graph import Origin
 from plait.regions import PREFIX
 
+ATTENTION = "plait.attention"
+"""The annotation of what was decided of a call of attention (frontend/open_attention.py)."""
+
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 
 

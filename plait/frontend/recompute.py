@@ -30,6 +30,8 @@ _PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.expand.default")
 _CASTS = ("aten._to_copy.default", "prims.convert_element_type.default")
 _REDUCTIONS = ("aten.amax.default", "aten.sum.dim_IntList", "aten.sum.default", "aten.logsumexp.default")
+_SAFE = "aten._safe_softmax.default"
+_SOFTMAXES = ("aten._softmax.default", _SAFE)
 _PICKS = ("aten.gather.default", "aten.index.Tensor")
 _OTHERS = (*_VIEWS, *_CASTS, "aten.clone.default", "aten.alias.default", "aten.slice.Tensor", "aten.unsqueeze.default")
 
@@ -41,11 +43,11 @@ def recompute_products(graph: fx.Graph, forward: set[fx.Node]) -> None:
         if region is None:
             continue
         inside: set[fx.Node] = set()  # row statistics that are kept as part of another
-        for n in [n for n in region if str(n.target) == "aten._softmax.default"]:
+        for n in [n for n in region if str(n.target) in _SOFTMAXES]:
             region.remove(n)
             written = _write_out(n)
             region = _by_logsumexp(written, [*region, *written.values], forward)
-            inside |= {written.top, written.total}
+            inside |= written.reductions
         for n in region:
             form_again(n)
         for n in {s for r in region for s in r.users if _numel(s) < _numel(r) and _is_reduction(s)} - inside:
@@ -122,7 +124,7 @@ def _is_static(n: fx.Node) -> bool:
 
 def _is_simple(n: fx.Node) -> bool:
     tags = getattr(n.target, "tags", ())
-    return torch.Tag.pointwise in tags or str(n.target) in (*_OTHERS, "aten._softmax.default")
+    return torch.Tag.pointwise in tags or str(n.target) in (*_OTHERS, *_SOFTMAXES)
 
 
 # ---------------------------------------------------------------------------------------------------- softmax, written out
@@ -134,26 +136,32 @@ def _to(at: fx.Node, x: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """exp(x - top) / total, written out, and all new values as large as it."""
+    """exp(x - top) / total, written out, all new values as large as it, and the reductions that top and total are made of."""
 
     x: fx.Node
     top: fx.Node
     total: fx.Node
     quotient: fx.Node
     values: list[fx.Node]
+    reductions: set[fx.Node]
 
 
 def _write_out(softmax: fx.Node) -> _Softmax:
-    """Replace a softmax and its gradient."""
+    """Replace a softmax and its gradient. The safe one takes 0 for the maximum of a row of -inf, and 1 for its sum: all its
+    points are 0 then, and so are its gradients."""
     aten, make = torch.ops.aten, functools.partial(call_before, softmax)
-    x, dim, _ = softmax.args
+    x, dim = softmax.args[:2]
     assert isinstance(x, fx.Node)
     dtype = softmax.meta["val"].dtype
     v = _to(softmax, x, torch.float64 if dtype is torch.float64 else torch.float32)
-    top = make(aten.amax.default, v, [dim], True)
+    top = greatest = make(aten.amax.default, v, [dim], True)
+    if str(softmax.target) == _SAFE:
+        top = make(aten.masked_fill.Scalar, top, make(aten.eq.Scalar, top, -math.inf), 0.0)
     shifted = make(aten.sub.Tensor, v, top)
     e = make(aten.exp.default, shifted)
-    total = make(aten.sum.dim_IntList, e, [dim], True)
+    total = added = make(aten.sum.dim_IntList, e, [dim], True)
+    if str(softmax.target) == _SAFE:
+        total = make(aten.masked_fill.Scalar, total, make(aten.eq.Scalar, total, 0.0), 1.0)
     p = make(aten.div.Tensor, e, total)
     out = _to(softmax, p, dtype)
     softmax.replace_all_uses_with(out)
@@ -161,7 +169,8 @@ def _write_out(softmax: fx.Node) -> _Softmax:
     for user in list(out.users):
         if str(user.target) == "aten._softmax_backward_data.default" and user.args[1] is out:
             _write_out_gradient(user, p)
-    return _Softmax(v, top, total, p, list(dict.fromkeys(n for n in (v, shifted, e, p, out) if n is not x)))
+    values = list(dict.fromkeys(n for n in (v, shifted, e, p, out) if n is not x))
+    return _Softmax(v, top, total, p, values, {greatest, added})
 
 
 def _by_logsumexp(softmax: _Softmax, large: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:

@@ -25,11 +25,15 @@ _LINE = 128  # bytes that a row of a tile in shared memory has
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What was decided of one call that can be opened. `gain_ns`: predicted, of opening it; `state`: "closed" (it loses),
-    "open", or "closed again" (planning found it no company that pays). `fx` names the FX node it came from."""
+    "open", or "closed again" (planning found it no company that pays). `fx` names the FX node it came from. `call_ns`, `open_ns`:
+    both predictions, where they were made of whole forms; `why`: what decided instead of them."""
 
     fx: str
     gain_ns: float
     state: str
+    call_ns: float | None = None
+    open_ns: float | None = None
+    why: str = ""
 
 
 def opening_gains(graph: Graph, spec: DeviceSpec, can_open: Callable[[Node], bool]) -> dict[Node, float]:

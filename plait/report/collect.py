@@ -26,7 +26,7 @@ from plait.report.facts import (
     Variant,
 )
 from plait.report.memory import input_bytes, peak_bytes
-from plait.report.refusals import Places, collect_fusions, collect_refusals, why_call
+from plait.report.refusals import Places, collect_fusions, collect_refusals, why_call, why_open
 from plait.report.roofline import bound_of, ceilings_of, roofline_us
 from plait.report.work import flops_of, product_flops
 from plait.runtime.link import Launch
@@ -181,6 +181,7 @@ class _Collector:
             roofline_share=None if not took else roofline / (took * 1e3),
             variants=tuple(Variant(n, ms * 1e3, n == seen.chosen, seen.remembered) for n, ms in seen.times_ms.items()),
             failure=seen.failure,
+            why=why_open((name for m in members for name in m.fx), self.compiled.openings),
             needs=self._needs(launch),
             source=seen.source,
         )

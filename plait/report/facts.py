@@ -131,7 +131,7 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A step of the compiled program: a kernel of plait's ("kernel") or an operator that runs in ATen ("call"), with `why` it
-    does. `directions`: vertical, horizontal, input; `mapping`: thread, block, across blocks. `roofline_us`: the least
+    does; of a kernel, `why` it holds what could have been one. `directions`: vertical, horizontal, input; `mapping`: thread, block, across blocks. `roofline_us`: the least
     time that the device's ceilings allow for this traffic and work; `bound`: memory, compute or launch, as predicted. `needs`:
     numbers of the steps whose results it reads; `source`: its text; `failure`: why it does not compile, or cannot run."""
 

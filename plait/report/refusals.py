@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.ir.graph import Graph, Node, made_of
@@ -146,6 +146,8 @@ def opening_of(graph: Graph, call: Node, openings: Sequence[Opening]) -> Opening
 def why_call(graph: Graph, call: Node, openings: Sequence[Opening]) -> str:
     """Why an operator runs in ATen, as the rest of a sentence about it."""
     opening = opening_of(graph, call, openings)
+    if opening is not None and (opening.call_ns is not None or opening.why):
+        return f"stays the library's: {_forms(opening)}"
     if opening is not None and opening.state == "closed" and opening.gain_ns > -_NOTHING_NS:
         return "stays the library's product: one of plait's is predicted to gain nothing"
     if opening is not None and opening.state == "closed":
@@ -158,3 +160,18 @@ def why_call(graph: Graph, call: Node, openings: Sequence[Opening]) -> str:
         return f"runs in ATen: {graph.refusals[call]}"
     role = str(call.attr("role"))
     return f"runs in ATen ({role})" if role else "runs in ATen"
+
+
+def why_open(fx: Iterable[str], openings: Sequence[Opening]) -> str:
+    """What was decided of a whole call of which a kernel has the last of these nodes; "" of others."""
+    names = set(fx)
+    found = [o for o in openings if o.fx in names and o.state == "open" and (o.call_ns is not None or o.why)]
+    return "; ".join(dict.fromkeys(f"scaled_dot_product_attention is opened: {_forms(o)}" for o in found))
+
+
+def _forms(o: Opening) -> str:
+    """What decided between a call and kernels of plait's, with both predictions where there are such."""
+    if o.call_ns is None or o.open_ns is None:
+        return o.why
+    times = f"predicted {o.open_ns / 1e3:.1f} us opened, {o.call_ns / 1e3:.1f} us as a call, with what neighbours read and write"
+    return f"{o.why} ({times})" if o.why else times

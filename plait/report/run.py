@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from plait.api import backend_with
-from plait.compiler import Compiled, all_levels, compile_graph, imported, telling
+from plait.compiler import Compiled, all_levels, compile_graph, explained, imported, telling
 from plait.diagnose.program import copies, raises_in_eager, user_frame
 from plait.diagnose.tap import Inside
 from plait.emit.cpp import CppKernel
@@ -199,7 +199,10 @@ class _Watch:
     def compiled(self, fn: Any) -> Callable[..., Any]:
         """The program under this backend; of one that is compiled already, what was compiled."""
         inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
-        made = torch.compile(inner, backend=lambda gm, inputs: backend_with(self.compile, self.options, gm, inputs))
+        spec = SPECS[self.target] if self.target is not None else None
+        made = torch.compile(
+            inner, backend=lambda gm, inputs: backend_with(self.compile, self.options, gm, inputs, spec)
+        )
         assert callable(made)
         return made
 
@@ -216,7 +219,7 @@ class _Watch:
         spec = SPECS[self.target or "cpu"]
         graph = imported(gm, inputs, self.options, kind)
         with telling(kind):
-            compiled = all_levels(graph, spec, self.options)
+            compiled = explained(all_levels(graph, spec, self.options), gm)
         report.compiled(compiled)
         layouts, cuda = Layouts(compiled.graph), compiled.spec.kind == "cuda"
         script = link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)

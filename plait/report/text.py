@@ -178,6 +178,8 @@ def _step(row: Row) -> Text:
         notes += [f"in {m}" for m in [modules(m.module for s in row.steps for m in s.members)] if m]
     else:
         notes.append(f"{'+'.join(k.directions) or 'alone'}, {k.mapping}")
+    if k.kind == "kernel" and k.why:
+        notes.append(k.why)
     if k.resources is not None:
         notes.append(_taken(k.resources))
     if k.measured_us is not None:
