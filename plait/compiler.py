@@ -21,6 +21,7 @@ from plait.ir.check import check_graph
 from plait.ir.fault import passed
 from plait.ir.fuel import aside, is_limited, limited, take, take_at, told
 from plait.ir.graph import Graph, Node
+from plait.ir.loop import BLOCK, loop_of
 from plait.options import Options
 from plait.plan.align import Alignment
 from plait.plan.cost import size_at_hints
@@ -34,6 +35,7 @@ from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.regions import is_forced
 from plait.plan.search import Fits, make_plan
+from plait.rewrite.passes.block_values import Blocked, block_values
 from plait.rewrite.passes.even_rows import even_rows
 from plait.rewrite.passes.gathered_products import gathered_products
 from plait.rewrite.passes.linear_sums import linear_sums
@@ -47,8 +49,11 @@ from plait.rewrite.passes.twin_products import twin_products
 from plait.rewrite.passes.write_rows import write_rows
 from plait.runtime import override, report
 from plait.runtime.assemble import assemble
+from plait.runtime.executable import Executable
 from plait.runtime.follow import doing
 from plait.runtime.link import Launch, link
+from plait.runtime.memory import output_bytes, peak_bytes
+from plait.runtime.steps import Script
 from plait.tile.check import check_program
 from plait.tile.flat import Env
 from plait.tile.lower import Lowered, lower
@@ -68,6 +73,12 @@ class Compiled:
     launches: tuple[Launch, ...]
     spec: DeviceSpec
     openings: tuple[Opening, ...] = ()
+    loops: tuple[Compiled, ...] = ()  # the graph of a block of each loop, in order of the launches
+    blocked: tuple[Blocked, ...] = ()  # values that the option memory had made in blocks, and those that could not be
+
+    def loop_bytes(self) -> list[float]:
+        """The most bytes that a block of each loop holds at once, beside what the loop reads and writes."""
+        return [peak_bytes(c.graph, c.launches, scripted(c)) for c in self.loops]
 
 
 def compile_graph(
@@ -79,16 +90,59 @@ def compile_graph(
     spec = spec_of(graph.device)
     with limited(options.fuel) as tank:
         with telling(kind):
-            compiled = explained(all_levels(graph, spec, options), gm)
+            compiled = within_memory(all_levels(graph, spec, options), graph, spec, options)
+            compiled = explained(compiled, gm)
         report.compiled(compiled)
         _note_fusions(compiled.plan)
-        layouts, cuda = Layouts(compiled.graph), spec.kind == "cuda"
-        script = link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)
-        script = passed("script", script, kind)
+        script = passed("script", scripted(compiled), kind)
         report.current().details |= {"script": script, "fuel": tank}
-        made = assemble(gm, compiled, script, options)
+        loops = [_block_run(gm, block, options, kind) for block in compiled.loops]
+        made = assemble(gm, compiled, script, options, loops)
     report_strides(compiled.graph)
     return made
+
+
+def scripted(compiled: Compiled) -> Script:
+    """The steps of a compiled graph."""
+    layouts, cuda = Layouts(compiled.graph), compiled.spec.kind == "cuda"
+    return link(compiled.graph, compiled.plan.reading, compiled.launches, layouts, overwrite=cuda)
+
+
+def alive_bytes(compiled: Compiled) -> float:
+    """The most bytes that values hold at once beyond inputs and outputs."""
+    most = peak_bytes(compiled.graph, compiled.launches, scripted(compiled), compiled.loop_bytes())
+    return most - output_bytes(compiled.graph)
+
+
+def within_memory(compiled: Compiled, graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
+    """The same graph, with large values in blocks where the option memory says that less is to be alive at once."""
+    if options.memory is None:
+        return compiled
+    limit = options.memory * 1_000_000
+    beyond = alive_bytes(compiled)
+    if beyond <= limit:
+        return compiled
+    blocked, said = block_values(graph, limit)
+    if blocked is graph:
+        return replace(compiled, blocked=tuple(said))
+    check_graph(blocked, level=options.check)
+    found = all_levels(blocked, spec, options)
+    loops = [loop for launch in found.launches if (loop := loop_of(launch.groups[0].nodes[0])) is not None]
+    blocks = tuple(all_levels(loop.body, spec, replace(options, override="")) for loop in loops)
+    found = replace(found, loops=blocks, blocked=tuple(said))
+    # kernels that never hold the value whole need no blocks
+    return found if alive_bytes(found) < beyond else compiled
+
+
+def _block_run(gm: Any, block: Compiled, options: Options, kind: str) -> Executable:
+    """What runs a block of a loop: a graph of its own, for reports too."""
+    with report.compiling(kind):
+        report.compiled(block)
+        script = scripted(block)
+        report.current().details["script"] = script
+        made = assemble(gm, block, script, options)
+        made.kept = max(made.kept, (block.graph.symbols[BLOCK][1] or 0) + 1)
+        return made
 
 
 def _note_fusions(plan: Plan) -> None:

@@ -62,6 +62,7 @@ class Options:
     budget: float | None = (
         None  # seconds of compiling in this process, after which the rest is compiled the cheapest way
     )
+    memory: int | None = None  # MB beyond inputs and outputs that each graph may hold; 0: the least; None: time decides
     fuel: int | None = None  # decisions that each graph's compilation may take, for bisection; None: all
     forbid: tuple[tuple[str, ...], ...] = ()
     force: tuple[tuple[str, ...], ...] = ()
@@ -114,7 +115,7 @@ class Options:
         """The settings that can change generated code, as text for cache keys."""
         return (
             f"mode={self.mode} numerics={self.numerics} rng={self.rng} backend={self.backend} plan={self.plan} "
-            f"gluon={self.gluon} fuel={self.fuel} forbid={self.forbid} force={self.force} pin={self.pin} "
+            f"gluon={self.gluon} fuel={self.fuel} memory={self.memory} forbid={self.forbid} force={self.force} pin={self.pin} "
             f"override={self.override}"
         )
 
@@ -170,6 +171,8 @@ def _parse(name: str, value: Any, given_as: str) -> dict[str, Any]:
         if text not in _TRUE + _FALSE:
             raise BadOption(f"{given_as} is {value!r}", hint="values: 0 or 1")
         return {name: text in _TRUE}
+    if name == "memory":
+        return {name: _parse_memory(value, given_as)}
     if name == "budget":
         return {name: _parse_seconds(value, given_as)}
     if name in _INTS:
@@ -220,6 +223,16 @@ def _parse_seconds(value: Any, given_as: str) -> float | None:
     if not 0 <= seconds < float("inf"):
         raise BadOption(f"{given_as} is {value!r}", hint="seconds, 0 or more")
     return seconds
+
+
+def _parse_memory(value: Any, given_as: str) -> int | None:
+    """MB, or a word: auto is none at all, least is 0."""
+    if value is None or value == "auto":
+        return None
+    found = 0 if value == "least" else int(value) if str(value).isdigit() else -1
+    if isinstance(value, bool) or found < 0:
+        raise BadOption(f"{given_as} is {value!r}", hint="a whole number of MB, least, or auto")
+    return found
 
 
 def _parse_dump(value: Any, given_as: str) -> dict[str, Any]:

@@ -36,10 +36,11 @@ _PICKS = ("aten.gather.default", "aten.index.Tensor")
 _OTHERS = (*_VIEWS, *_CASTS, "aten.clone.default", "aten.alias.default", "aten.slice.Tensor", "aten.unsqueeze.default")
 
 
-def recompute_products(graph: fx.Graph, forward: set[fx.Node]) -> None:
-    """Rewrite and mark a joint graph, of which `forward` are the forward's nodes."""
+def recompute_products(graph: fx.Graph, forward: set[fx.Node], deep: bool = False) -> None:
+    """Rewrite and mark a joint graph, of which `forward` are the forward's nodes. `deep`: memory is worth more than time: products that
+    are larger than their factors at all, and of a depth that no kernel holds, which blocks form again (block_values.py)."""
     for product in [n for n in graph.nodes if n in forward and _is_product(n)]:
-        region = _between(product, forward)
+        region = _between(product, forward, deep)
         if region is None:
             continue
         inside: set[fx.Node] = set()  # row statistics that are kept as part of another
@@ -85,15 +86,15 @@ def _is_reduction(n: fx.Node) -> bool:
     return str(n.target) in _REDUCTIONS
 
 
-def _between(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node] | None:
+def _between(product: fx.Node, forward: set[fx.Node], deep: bool) -> list[fx.Node] | None:
     """The product and the values as large that follow from it, down to other products; None where keeping it is better, or
     where something on the way needs it in memory."""
     size = _numel(product)
-    if not size or size < DWARFS * sum(_numel(a) for a in product.all_input_nodes):
+    if not size or size < (1 if deep else DWARFS) * sum(_numel(a) for a in product.all_input_nodes):
         return None
     region: dict[fx.Node, None] = {product: None}
     # gradients of its operands are products that sum its result, if their rows are short enough for a block to hold
-    stack, ends = [product], _depth(product) <= WIDEST
+    stack, ends = [product], deep or _depth(product) <= WIDEST
     while stack:
         n = stack.pop()
         for user in n.users:

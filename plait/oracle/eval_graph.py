@@ -30,6 +30,7 @@ from plait.ir.bindings import Number, bind_symbols, names_of
 from plait.ir.dtype import DType
 from plait.ir.graph import Graph, Node, Output, Read, Shape, contiguous_strides
 from plait.ir.index import Atom, Expr
+from plait.ir.loop import Loop, loop_of
 from plait.oracle.semantics import (
     MAPS,
     TORCH,
@@ -260,6 +261,10 @@ class Evaluation:
     # ------------------------------------------------------------------------------------------ externs and outputs
     def _extern(self, node: Node) -> Value:
         operands = [self.operand(r) for r in node.reads]
+        loop = loop_of(node)
+        if loop is not None:
+            made = self._loop(loop, node, operands)
+            return Value(made[0], made[0], made)
         args, kwargs = instantiate(node.attr("template"), operands, self.size, self.constants.__getitem__)
         if self.mode == "float64":
             args, kwargs = pytree.tree_map(_double_type, (args, kwargs))
@@ -272,6 +277,19 @@ class Evaluation:
         if any(how[0] == "extern" and how[1] is node for how in self.graph.bindings.values()):
             self._bind()
         return self.values[node]
+
+    def _loop(self, loop: Loop, node: Node, operands: list[Tensor]) -> tuple[Tensor, ...]:
+        """A loop's results: its body evaluated once a block."""
+        results = [torch.zeros(self.sizes(o[0]), dtype=self.held(o[1])) for o in node.attr("outs")]
+        for block in range(loop.count):
+            run = Evaluation(loop.body, (*operands, *results, block), self.mode, {})
+            given = {i.node: run.arguments[i.position] for i in loop.body.inputs}
+            run.values.update({n: _plain(x) for n, x in given.items() if isinstance(x, Tensor)})
+            for n in loop.body.nodes():
+                if n not in run.values:
+                    run.values[n] = run.compute(n)
+            run.returned()
+        return tuple(results)
 
     def operand(self, read: Read) -> Tensor:
         """A read that has its own domain, as a tensor with the strides it is owed."""

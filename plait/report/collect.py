@@ -25,11 +25,11 @@ from plait.report.facts import (
     Traffic,
     Variant,
 )
-from plait.report.memory import input_bytes, peak_bytes
 from plait.report.refusals import Places, collect_fusions, collect_refusals, why_call, why_open
 from plait.report.roofline import bound_of, ceilings_of, roofline_us
 from plait.report.work import flops_of, product_flops
 from plait.runtime.link import Launch
+from plait.runtime.memory import input_bytes, peak_bytes
 from plait.runtime.steps import Script
 
 _PLUMBING = frozenset(("cast", "copy", "const", "index"))
@@ -86,7 +86,7 @@ class _Collector:
             after=sum((k.after for k in steps), Traffic()),
             flops=sum((k.flops for k in steps), Flops()),
             predicted_us=sum(known) if known else None,
-            peak_bytes=peak_bytes(self.compiled, script),
+            peak_bytes=peak_bytes(self.graph, self.compiled.launches, script, self.compiled.loop_bytes()),
             input_bytes=input_bytes(self.graph),
             eager_us=sum(o.alone_us or 0.0 for o in eager),
         )

@@ -10,17 +10,21 @@ from plait.ir.graph import Builder, Graph, Node, Read
 Visit = Callable[[Builder, Node, tuple[Read, ...]], "Node | None"]
 
 
-def transform(graph: Graph, visit: Visit) -> Graph:
+def transform(graph: Graph, visit: Visit, first: Callable[[Node], bool] | None = None) -> Graph:
     """A new graph in which each node is visit(builder, old node, its reads of new nodes), or itself where that is None.
 
     Side tables follow: the replacement inherits origins and layout of what it stands for; nodes made on the way get the
-    origins of the node they were made for.
+    origins of the node they were made for. With `first`, the nodes it names (all that these read among them) are made before
+    the others.
     """
     builder = Builder(graph.facts())
     new: dict[Node, Node] = {}
     out = replace(graph, origins={}, layouts={}, padded={})
     # inputs that nobody reads come along, so that the new graph has no node of the old one
-    for n in sorted({*graph.nodes(), *(i.node for i in graph.inputs)}, key=lambda n: n.serial):
+    order = sorted({*graph.nodes(), *(i.node for i in graph.inputs)}, key=lambda n: n.serial)
+    if first is not None:
+        order.sort(key=lambda n: not first(n))
+    for n in order:
         reads = tuple(replace(r, source=new[r.source]) for r in n.reads)
         before = len(builder.made)
         made = visit(builder, n, reads)

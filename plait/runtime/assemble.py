@@ -46,8 +46,8 @@ from plait.tile.schedule import Schedule
 _TUNE_FROM_NS = 8000.0  # predicted; below that launching dominates
 
 
-def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Executable:
-    """Emit, build and bind the kernels of `compiled` (compiler.Compiled)."""
+def assemble(gm: Any, compiled: Any, script: Script, options: Options, loops: Sequence[Executable] = ()) -> Executable:
+    """Emit, build and bind the kernels of `compiled` (compiler.Compiled); `loops` run a block of each of its loops."""
     launches: Sequence[Launch] = [launch for launch in compiled.launches if launch.parts]
     graph = compiled.graph
     constants = [_attribute(gm, name) for _, name in sorted(graph.constants.items())]
@@ -72,7 +72,7 @@ def assemble(gm: Any, compiled: Any, script: Script, options: Options) -> Execut
     kernels: list[Any] = [None if k in failed else b for k, b in enumerate(built)]
     pool_bytes = None if options.pool_mb == Options().pool_mb else options.pool_mb << 20
     graphs = options.records_graphs and record.kind == "inference"
-    made = Executable(script, kernels, constants, lambda name: _attribute(gm, name), pool_bytes, graphs)
+    made = Executable(script, kernels, constants, lambda name: _attribute(gm, name), pool_bytes, graphs, loops)
     record.details["executable"] = weakref.ref(made)
     return made
 

@@ -26,6 +26,7 @@ from plait.runtime.steps import (
     ExternStep,
     InputOut,
     ItemOut,
+    LoopStep,
     NoneOut,
     ScalarOut,
     Script,
@@ -53,6 +54,8 @@ def why_not_recordable(script: Script) -> str | None:
             return f"a group runs in eager: {step.reason}"
         if isinstance(step, AllocStep) and torch.device(step.device).type != "cuda":
             return "memory of the host is used"
+        if isinstance(step, LoopStep):
+            return "a loop runs the blocks of a value"
         if isinstance(step, ExternStep):
             op = resolve(step.target)
             if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()):

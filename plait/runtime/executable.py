@@ -35,6 +35,7 @@ from plait.runtime.steps import (
     InputSlot,
     ItemOut,
     KernelStep,
+    LoopStep,
     NoneOut,
     OperandView,
     ReturnSpec,
@@ -80,7 +81,7 @@ class Executable:
     """A compiled graph. Call it with the arguments, or, in AOT autograd's boxed way, `run` it with a list it may empty.
 
     `constants` fill the last positions; `attributes` finds subgraphs for externs that take one. With `graphs`, runs are
-    recorded as CUDA graphs where that can be done. With `filled` (set before the first call), fresh memory holds NaN (integers: -1),
+    recorded as CUDA graphs where that can be done. `loops` run the blocks of LoopSteps. With `filled` (set before the first call), fresh memory holds NaN (integers: -1),
     so that what reads it before it is written cannot be right by luck."""
 
     def __init__(
@@ -91,11 +92,13 @@ class Executable:
         attributes: Attributes = None,
         pool_bytes: int | None = None,
         graphs: bool = False,
+        loops: Sequence[Executable] = (),
     ) -> None:
         self.script, self.kernels, self.constants, self.attributes = script, kernels, tuple(constants), attributes
         self.binder = Binder(script.bindings)
         self.pool = pool.default_pool() if pool_bytes is None else pool.Pool(pool_bytes)
-        self.graphs, self.filled = graphs, False
+        self.graphs, self.filled, self.loops = graphs, False, tuple(loops)
+        self.kept = _KEPT_SIZES  # may be raised before the first call: a loop's body has one set a block
         self._closed: dict[tuple[Number, ...], _Closed] = {}
         self._lock = Lock()
 
@@ -126,7 +129,7 @@ class Executable:
     def _close(self, key: tuple[Number, ...], args: Sequence[Any]) -> _Closed:
         made = _Closed(self, args)
         with self._lock:
-            while len(self._closed) >= _KEPT_SIZES:
+            while len(self._closed) >= self.kept:
                 self._closed.pop(next(iter(self._closed)))
             self._closed[key] = made
         return made
@@ -165,7 +168,7 @@ class _Closed:
                 freed.append(step.slot)
                 continue
             freed = []
-            if isinstance(step, KernelStep | ExternStep):
+            if isinstance(step, KernelStep | ExternStep | LoopStep):
                 self.told[len(self.steps)] = _told(step)
             # a group's nodes may speak of any symbol
             if late and (isinstance(step, EagerStep) or not names_in(_numbers_of(step)).isdisjoint(late)):
@@ -233,12 +236,14 @@ class _Closed:
 
         return bind
 
-    def _closed_at_run(self, step: KernelStep | AllocStep | ExternStep | CopyStep | EagerStep) -> Launch:
+    def _closed_at_run(self, step: KernelStep | AllocStep | ExternStep | CopyStep | EagerStep | LoopStep) -> Launch:
         place = self.late_slot
         return lambda slots: self._step(step, Sizes(slots[place] or self.early))(slots)
 
     # ------------------------------------------------------------------------------------------------ steps
-    def _step(self, step: KernelStep | AllocStep | ExternStep | CopyStep | EagerStep, sizes: Sizes) -> Launch:
+    def _step(
+        self, step: KernelStep | AllocStep | ExternStep | CopyStep | EagerStep | LoopStep, sizes: Sizes
+    ) -> Launch:
         if isinstance(step, KernelStep):
             kernel = self.owner.kernels[step.kernel]
             return kernel.bind(step.buffers, sizes.all(step.symbols), step.messages)
@@ -250,7 +255,20 @@ class _Closed:
         if isinstance(step, CopyStep):
             target, source = self._fetch(step.target, sizes), self._fetch(step.source, sizes)
             return lambda slots: _copy(target(slots), source(slots))
+        if isinstance(step, LoopStep):
+            return self._loop(step, sizes)
         return eager_group(step, sizes.symbols)
+
+    def _loop(self, step: LoopStep, sizes: Sizes) -> Launch:
+        operands, run = [self._fetch(o, sizes) for o in step.operands], self.owner.loops[step.loop].run
+
+        def blocks(slots: Slots) -> None:
+            into = [slots[s].zero_() for s in step.into]
+            given = [get(slots) for get in operands]
+            for block in range(step.count):
+                run([*given, *into, block])
+
+        return blocks
 
     def _fetch(self, view: OperandView, sizes: Sizes) -> Fetch:
         return fetch_view(view, sizes, self.layouts.get(view.slot))
@@ -329,10 +347,12 @@ class _Closed:
         return lambda slots: value
 
 
-def _told(step: KernelStep | ExternStep) -> str:
+def _told(step: KernelStep | ExternStep | LoopStep) -> str:
     """plait::k3_softmax_mul model.py:12-15."""
     if isinstance(step, KernelStep):
         return f"plait::{step.name} {step.where}".strip()
+    if isinstance(step, LoopStep):
+        return f"plait::loop of {step.count} {place(step.origin)}".strip()
     return f"plait::{step.target.removesuffix('.default')} {place(step.origin)}".strip()
 
 
@@ -366,6 +386,8 @@ def _numbers_of(step: Step | OperandView) -> list[Any]:
         return [step.template, step.expects, *[n for o in step.operands for n in _numbers_of(o)]]
     if isinstance(step, KernelStep):
         return [step.symbols]
+    if isinstance(step, LoopStep):
+        return [n for o in step.operands for n in _numbers_of(o)]
     if isinstance(step, (FreeStep, EagerStep)):
         return []
     return [step.shape, step.strides, *((step.offset,) if isinstance(step, OperandView) and step.offset else ())]

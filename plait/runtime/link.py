@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from plait.errors import InternalError
 from plait.ir import index as ix
 from plait.ir.graph import Graph, Node, Output, Read, Shape
+from plait.ir.loop import Loop, loop_of
 from plait.ir.names import places
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts, Strided, is_product, same_strides
@@ -23,6 +24,7 @@ from plait.runtime.steps import (
     InputSlot,
     ItemOut,
     KernelStep,
+    LoopStep,
     NoneOut,
     OperandView,
     ReturnSpec,
@@ -63,6 +65,7 @@ class _Linker:
         self.slot_of: dict[Node, int] = {}
         self.steps: list[Step] = []
         self.handed_out: set[int] = set()
+        self.loops = 0
         self.arguments = {i.node for i in graph.inputs}
         self.replaces: dict[int, list[int]] = {}  # a kernel's result -> operands in whose place it may be written
 
@@ -72,7 +75,12 @@ class _Linker:
         self.in_place = in_place(self.graph, self.reading, order, self.layouts)
         for launch in launches:
             if launch.groups[0].kind == "extern":
-                self.call(launch.groups[0].nodes[0])
+                call = launch.groups[0].nodes[0]
+                loop = loop_of(call)
+                if loop is None:
+                    self.call(call)
+                else:
+                    self.loop(call, loop)
             else:
                 self.kernel(launch)
         for k, o in enumerate(self.graph.outputs):
@@ -164,6 +172,17 @@ class _Linker:
                 n in self.graph.padded,
             )
         )
+
+    def loop(self, n: Node, loop: Loop) -> None:
+        projects = {p.attr("item"): p for p in self.graph.nodes() if p.kind == "project" and p.reads[0].source is n}
+        operands = tuple(self.operand(r) for r in n.reads)
+        into: list[int] = []
+        for item, (shape, dtype, strides) in enumerate(n.attr("outs")):
+            into.append(self.new_slot(projects[item]))
+            self.steps.append(AllocStep(into[-1], shape, strides, dtype, self.graph.device))
+        origin = next((o.line for o in self.graph.origins.get(n, ()) if o.line), "")
+        self.steps.append(LoopStep(self.loops, loop.count, operands, tuple(into), origin))
+        self.loops += 1
 
     def operand(self, r: Read) -> OperandView:
         view = self.view(r)
@@ -270,4 +289,6 @@ def _slots(step: Step) -> list[int]:
         return [*(v.slot for v in step.operands), *(s for s in step.outs if s is not None)]
     if isinstance(step, CopyStep):
         return [step.target.slot, step.source.slot]
+    if isinstance(step, LoopStep):
+        return [*(v.slot for v in step.operands), *step.into]
     return []

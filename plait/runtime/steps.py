@@ -98,6 +98,18 @@ class ExternStep:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopStep:
+    """Run loop number `loop` of the executable, a script of its own, `count` times: on the operands, the tensors in `into`
+    (allocated before, filled with zeros here) and the block's number, of which its symbol is bound once a block."""
+
+    loop: int
+    count: int
+    operands: tuple[OperandView, ...]
+    into: tuple[int, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EagerStep:
     """Evaluate `outputs` of a group by the reference evaluator, because its kernel could not be built: `inputs` say which
     slot holds each value that the group reads, `slots` where each output's value goes (allocated before, copied into)."""
@@ -118,7 +130,7 @@ class CopyStep:
     source: OperandView
 
 
-Step = AllocStep | FreeStep | KernelStep | ExternStep | EagerStep | CopyStep
+Step = AllocStep | FreeStep | KernelStep | ExternStep | EagerStep | CopyStep | LoopStep
 
 
 @dataclass(frozen=True, slots=True)

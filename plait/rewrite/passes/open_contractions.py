@@ -18,7 +18,7 @@ from plait.ir.graph import Builder, Graph, Node, Read, Shape, compose, identity
 from plait.rewrite.engine import transform
 
 # operator -> (number of batch axes, whether the first operand is added to the product)
-_FORMS = {
+FORMS = {
     "aten.mm.default": (0, False),
     "aten.bmm.default": (1, False),
     "aten.addmm.default": (0, True),
@@ -28,7 +28,7 @@ _FORMS = {
 
 def can_open(n: Node) -> bool:
     """Whether a node is a call that has an open form."""
-    if n.kind != "extern" or n.attr("role") != "contract" or n.attr("target") not in _FORMS:
+    if n.kind != "extern" or n.attr("role") != "contract" or n.attr("target") not in FORMS:
         return False
     if not n.dtype.is_float or any(r.source.dtype is not n.dtype for r in n.reads):
         return False
@@ -51,19 +51,25 @@ def _factors(n: Node) -> dict[str, Any]:
 
 
 def _opened(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:
-    batch, adds = _FORMS[n.attr("target")]
+    _, adds = FORMS[n.attr("target")]
+    out = open_product(builder, n, reads)
+    if adds:
+        out = _added(builder, n, out, reads[0])
+    if n.dtype is not out.dtype:
+        out = builder.node("cast", n.axes, [Read(out, identity(n.axes))], dtype=n.dtype, implicit=True)
+    return out
+
+
+def open_product(builder: Builder, n: Node, reads: tuple[Read, ...]) -> Node:
+    """The product of a call's two factors, which `reads` end with, in the type that it is added up in."""
+    batch, adds = FORMS[n.attr("target")]
     a, b = reads[-2:]
     assert a.domain is not None
     axes = (*n.axes, a.domain[-1])
     m, col, k = (ix.axis(batch + i) for i in range(3))
     outer = tuple(ix.axis(i) for i in range(batch))
     factors = [_within(builder, a, (*outer, m, k), axes), _within(builder, b, (*outer, k, col), axes)]
-    out = builder.node("dot", axes, factors, reduce=1, **({"sums": True} if adds else {}))
-    if adds:
-        out = _added(builder, n, out, reads[0])
-    if n.dtype is not out.dtype:
-        out = builder.node("cast", n.axes, [Read(out, identity(n.axes))], dtype=n.dtype, implicit=True)
-    return out
+    return builder.node("dot", axes, factors, reduce=1, **({"sums": True} if adds else {}))
 
 
 def _added(builder: Builder, n: Node, product: Node, term: Read) -> Node:
