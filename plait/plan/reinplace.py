@@ -1,4 +1,4 @@
-"""Re-inplacing: scatters that may write into their base instead of a copy of it.
+"""Re-inplacing: scatters, and products that add a term, that may write into their base instead of a copy of it.
 
 A functional `index_put(base, …)` copies all of base to write a few rows. The copy is not needed when nobody reads base
 afterwards, and base is either a value of our own or an input that this very result is written back to. So writing rows
@@ -14,10 +14,12 @@ from plait.ir.graph import Graph, Node, Read, identity
 from plait.plan.inline import Reading
 from plait.plan.layout import Layouts, same_strides
 
-# scatters whose in-place form writes through its first operand
+# calls whose in-place form writes through its first operand
 IN_PLACE = frozenset(
     f"aten.{name}"
     for name in (
+        "addmm.default",
+        "baddbmm.default",
         "index_put.default",
         "_unsafe_index_put.default",
         "scatter.src",

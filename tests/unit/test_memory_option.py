@@ -16,7 +16,7 @@ from plait.oracle.compare import FAIL, compare
 from plait.runtime import report
 from tests.loss_variants import FORMS, Sizes, arguments
 
-LONG = [n for n in FORMS if n not in ("ignored", "with_z_loss")]
+LONG = [n for n in FORMS if n != "ignored"]
 Step = Any
 
 
@@ -40,7 +40,7 @@ def backward() -> Compiled:
     return next(c for c in found if c.loops or c.blocked)
 
 
-@pytest.mark.parametrize("name", ["ignored", "with_z_loss", *(pytest.param(n, marks=pytest.mark.long) for n in LONG)])
+@pytest.mark.parametrize("name", ["ignored", *(pytest.param(n, marks=pytest.mark.long) for n in LONG)])
 def test_values_and_gradients(name: str) -> None:
     """Deeper than kernels hold, so that the logits would be in memory."""
     args = arguments(name, Sizes(rows=600, depth=272, words=1024))

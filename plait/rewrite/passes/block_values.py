@@ -76,10 +76,10 @@ def _is_large(n: Node, limit: int) -> bool:
 
 
 def _best(graph: Graph, seed: Node, limit: int) -> tuple[Blocking, int, int]:
-    """The axis whose blocks fit the limit and add up the least, how many they are, and the axis' number. Raises CannotBlock."""
+    """The axis whose blocks exceed the limit by least, then add up the least, how many they are, and the axis' number. Raises CannotBlock."""
     if graph.symbols:
         raise CannotBlock("sizes vary from call to call")
-    found: list[tuple[bool, int, int, int, Blocking]] = []
+    found: list[tuple[int, int, int, int, Blocking]] = []
     nbytes = numel(seed) * seed.dtype.nbytes
     why = CannotBlock("its axes have one point")
     for axis, extent in enumerate(seed.shape):
@@ -91,7 +91,8 @@ def _best(graph: Graph, seed: Node, limit: int) -> tuple[Blocking, int, int]:
         except CannotBlock as no:
             why = no
             continue
-        found.append((not _fits(nbytes, limit, count), count * sum(numel(n) for n in b.summed), count, axis, b))
+        over = max(0, _AT_ONCE * nbytes // count - limit)
+        found.append((over, count * sum(numel(n) for n in b.summed), count, axis, b))
     if not found:
         raise why
     _, _, count, axis, b = min(found, key=lambda f: f[:4])
@@ -103,11 +104,7 @@ def _count(b: Blocking, nbytes: int, limit: int) -> int:
     counts = [c for c in range(2, b.extent + 1) if b.extent % c == 0 and b.extent // c >= _LEAST]
     if not counts:
         raise CannotBlock(f"its {b.extent} points have no divisor that gives blocks of {_LEAST} or more")
-    return next((c for c in counts if _fits(nbytes, limit, c)), counts[-1])
-
-
-def _fits(nbytes: int, limit: int, count: int) -> bool:
-    return _AT_ONCE * nbytes <= limit * count
+    return next((c for c in counts if _AT_ONCE * nbytes <= limit * c), counts[-1])
 
 
 def _rewritten(graph: Graph, b: Blocking, count: int) -> Graph:
