@@ -12,8 +12,9 @@ from torch import Tensor
 from plait.compiler import Compiled
 from plait.errors import BadOption
 from plait.options import Options
-from plait.oracle.compare import FAIL, compare
+from plait.oracle.compare import FAIL, check_call, compare
 from plait.runtime import report
+from plait.runtime.steps import ExternStep
 from tests.loss_variants import FORMS, Sizes, arguments
 
 LONG = [n for n in FORMS if n != "ignored"]
@@ -96,3 +97,22 @@ def test_what_the_option_takes() -> None:
     for bad in (True, -1, 1.5, "much"):
         with pytest.raises(BadOption, match="memory"):
             Options.make(None, {"memory": bad})
+
+
+def test_a_product_adds_to_a_value_that_dies_there() -> None:
+    """In place; not where it is read again."""
+
+    def dies(a: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return torch.addmm(torch.sin(a), m, n)
+
+    def lives(a: Tensor, m: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.sin(a)
+        return torch.addmm(y, m, n), y
+
+    args = [torch.randn(30, 20), torch.randn(30, 70), torch.randn(70, 20)]
+    for fn, inplace in ((dies, 0), (lives, None)):
+        torch._dynamo.reset()
+        report.reset()
+        check_call(torch.compile(fn, backend="plait", options={"strict": True, "mode": "O1"}), fn, args)
+        steps = report.all()[0].details["script"].steps
+        assert [s.inplace for s in steps if isinstance(s, ExternStep)] == [inplace]
