@@ -217,8 +217,8 @@ def all_levels(graph: Graph, spec: DeviceSpec, options: Options) -> Compiled:
 
 def _gains(graph: Graph, spec: DeviceSpec, options: Options) -> dict[Node, float]:
     """What opening each call would save, of those that the options let be opened: at lower levels, what the user wants fused."""
-    if not options.fuses:
-        return {}
+    if not options.fuses or any(n.kind == "contract" for n in graph.nodes()):
+        return {}  # a loop's body has products that are open already; which are which is counted below
 
     free = [n for n in graph.nodes() if can_open(n) and not is_forced(graph, n)] if options.opens_products else []
     opened = options.opens_products and not leaves_out(_UNOPENED, len(free))
@@ -235,6 +235,8 @@ def _opened(
     """The plan with those of `chosen` open that find company which pays."""
     while True:
         plan, env = _planned_with(graph, chosen, spec, options)
+        if not chosen:
+            return plan, env, chosen
         alone = better_closed(plan, spec)
         alone -= {k for k, call in enumerate(n for n in calls if n in chosen) if is_forced(graph, call)}
         if not alone:
