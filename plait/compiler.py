@@ -35,6 +35,7 @@ from plait.plan.plan import Group, Plan
 from plait.plan.reasons import Reason, Why
 from plait.plan.regions import is_forced
 from plait.plan.search import Fits, make_plan
+from plait.rewrite.passes.block_bounds import block_bounds
 from plait.rewrite.passes.block_values import Blocked, block_values
 from plait.rewrite.passes.even_rows import even_rows
 from plait.rewrite.passes.gathered_products import gathered_products
@@ -256,7 +257,7 @@ def _planned_with(graph: Graph, chosen: frozenset[Node], spec: DeviceSpec, optio
     opened = open_contractions(graph, chosen.__contains__) if chosen else graph
     opened = twin_products(linear_sums(gathered_products(opened), options.numerics))
     with doing("rewriting"):
-        simplified = simplify(opened, spec, options)
+        simplified = simplify(block_bounds(opened, spec), spec, options)
     return _planned(simplified, spec, options)
 
 

@@ -164,6 +164,10 @@ def _arithmetic(let: Let, args: Sequence[str], arg_types: Sequence[DType]) -> st
     op, ctype = let.op, CTYPE[let.dtype]
     if op in _COMPARE:
         return f"{args[0]} {_COMPARE[op]} {args[1]}"
+    if op == "between":
+        if not args:  # implied by others, and asked for bounds only
+            return "true"
+        return f"bool(({args[1]} <= {args[0]}) & ({args[0]} < {args[2]}))"
     if op == "neg":
         return f"-{args[0]}" if let.dtype.is_float else f"{ctype}(-{args[0]})"
     if op == "bit_not":

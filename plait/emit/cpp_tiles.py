@@ -7,12 +7,14 @@ arrays (cpp_tiles_store). Reductions and Dots work on such arrays, and combine w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from plait.emit.cpp_frame import items, part_frame
 from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_dot import DotEmitter, Shape, direct_loads, shape_of
-from plait.emit.cpp_tiles_mask import Masks
+from plait.emit.cpp_tiles_mask import Masks, with_implied_conditions
 from plait.emit.cpp_tiles_once import reduced_at_once, without_carrying
 from plait.emit.cpp_tiles_plan import Run, Step, Tiles, prepare, steps
 from plait.emit.cpp_tiles_run import RunEmitter
@@ -38,7 +40,7 @@ def emit_tiled_part(out: Writer, name: str, number: int, program: TileProgram) -
     """Write a part's functions."""
     sizes = Tiles(program, ())
     once = reduced_at_once(program, sizes.whole)
-    program = prepare(without_carrying(program, once))
+    program = with_implied_conditions(prepare(without_carrying(program, once)))
     scope = Scope(program, None)
     body = Writer()
     part = _Part(scope, body, once)
@@ -147,14 +149,21 @@ class _Part:
         for r in carried:
             self.sums.open(r)
         name, size = self.scope.dims[s.dim], self.tiles.sizes[s.dim]
+        extremes: list[str] = []
         if size == 1:
             opening = f"for (int64_t {name} = 0; {name} < {name}_n; ++{name}) {{"
         elif self.tiles.whole(s.dim):
             opening = "{"
         else:
             first, end = self._range(s)
+            extremes = self._extremes(f"{first} {end}")
             opening = f"for (int64_t {name}_lo = {first}; {name}_lo < {end}; {name}_lo += {size}) {{"
-        with self.out.block(opening, "}"):
+        with ExitStack() as stack:
+            if extremes:
+                stack.enter_context(self.out.block("{", "}"))
+                for k in extremes:
+                    self._extreme(k)
+            stack.enter_context(self.out.block(opening, "}"))
             if size > 1:
                 self._count(s.dim)
             self._body(s.body)
@@ -171,6 +180,17 @@ class _Part:
         for text in upper:
             end = f"plait::at_most_of({end}, {text})"
         return f"{first} / {size} * {size}" if lower else first, end
+
+    def _extremes(self, text: str) -> list[str]:
+        """The extremes over a tile that the bounds of a loop speak of."""
+        return [name for name in self.masks.extremes if re.search(rf"\b{name}\b", text)]
+
+    def _extreme(self, name: str) -> None:
+        k, greatest = self.masks.extremes[name]
+        self.out.line(f"int64_t {name} = INT64_{'MIN' if greatest else 'MAX'};")
+        element = self.store.places[k].element(self.scope.dims)
+        with self.runs.loops(self.tiles.of(self.scope.spans[k])):
+            self.out.line(f"{name} = plait::{'most_of' if greatest else 'at_most_of'}({name}, int64_t({element}));")
 
     def _dot(self, s: Dot) -> None:
         self.sums.scale(s)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from plait.emit.cpp_scope import Scope
 from plait.emit.cpp_tiles_plan import Tiles
 from plait.ir import index as ix
 from plait.ir.index import Expr
 from plait.tile.masks import is_statistic, logic
-from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Store, Sweep, walk
+from plait.tile.positions import position_of
+from plait.tile.program import Check, Dot, Let, Load, Reduce, Stmt, Store, Sweep, TileProgram, walk
 
 Value = float | bool | str | None  # None: not known
 _STATISTIC = "statistic"  # a number of a whole row, known to be finite
 
+_CONDITIONS = ("holds", "between")
 _SO_FAR = (0.0, -3.7, 0.0, 2.9, 41.5)
 """Values of a maximum so far, in units that do not matter; the first stands for none at all."""
 
@@ -50,11 +53,30 @@ _UNARY: dict[str, Callable[[float], float | bool]] = {
 _IDLE = {"max": -math.inf, "min": math.inf, "sum": 0.0, "any": False, "all": True}
 
 
+def with_implied_conditions(program: TileProgram) -> TileProgram:
+    """Each "between" as a condition on its position and its ends, which bounds loops and is evaluated nowhere: it is implied
+    by what it is put on."""
+    defs = {s.out: s for s in program.walk() if isinstance(s, Let | Load)}
+
+    def visit(s: Stmt) -> Stmt:
+        if isinstance(s, Sweep):
+            return replace(s, body=tuple(map(visit, s.body)))
+        if not isinstance(s, Let) or s.op != "between":
+            return s
+        at = position_of(s.args[0], defs)
+        first, end = (ix.value(k) for k in s.args[1:])
+        return Let(s.out, s.op, (), s.dtype, (), (("guard", () if at is None else (at - first, end - 1 - at)),))
+
+    return replace(program, body=tuple(map(visit, program.body)))
+
+
 class Masks:
-    """Finds the guards that idle tiles of one sweep fail."""
+    """Finds the guards that idle tiles of one sweep fail. `extremes`: of locals whose values vary over a tile, by name of the
+    C++ variable, those that bounds speak of (local, whether the greatest)."""
 
     def __init__(self, scope: Scope, tiles: Tiles) -> None:
         self.scope, self.tiles = scope, tiles
+        self.extremes: dict[str, tuple[int, bool]] = {}
         self.known: dict[int, float] = {
             s.out: s.attr("value") for s in scope.program.walk() if isinstance(s, Let) and s.op == "const"
         }
@@ -77,7 +99,7 @@ class Masks:
             return
         opened = {s.dim for s in inside if isinstance(s, Sweep)}
         lasting = [s for s in inside if isinstance(s, Reduce) and not set(s.dims) <= opened]
-        for guard in dict.fromkeys(s.attr("guard") for s in inside if isinstance(s, Let) and s.op == "holds"):
+        for guard in dict.fromkeys(s.attr("guard") for s in inside if isinstance(s, Let) and s.op in _CONDITIONS):
             values = self._values(inside, guard)
             if all(self._keeps(r, values) for r in lasting):
                 yield guard
@@ -88,12 +110,12 @@ class Masks:
         carried = {s.out: s for s in stmts if isinstance(s, Reduce)}
         out: dict[int, list[Value]] = {k: [v] * len(_SO_FAR) for k, v in self.known.items()}
         for load in self.loads:
-            if all(is_statistic(load, g) for g in failing):
+            if all(is_statistic(load, g, self.scope.spans.__getitem__) for g in failing):
                 out[load.out] = [_STATISTIC] * len(_SO_FAR)
         for s in stmts:
             if not isinstance(s, Let):
                 continue
-            if s.op == "holds" and s.attr("guard") == failing:
+            if s.op in _CONDITIONS and s.attr("guard") == failing:
                 out[s.out] = [False] * len(_SO_FAR)
             elif s.op in ("running", "before"):
                 r = carried.get(s.args[0])
@@ -126,6 +148,12 @@ class Masks:
         tops: list[str] = []
         for m, c in g.terms:
             term = Expr.make({m: c})
+            value = m[0].args[0] if len(m) == 1 and m[0].kind == "value" else None
+            if isinstance(value, int) and value not in made and self.tiles.of(self.scope.spans[value]):
+                name = f"{self.scope.locals[value]}_{'most' if c > 0 else 'least'}"
+                self.extremes[name] = (value, c > 0)
+                tops.append(f" {'+' if c > 0 else '-'} {abs(c)}*{name}")
+                continue
             d = next((d for d in term.axes() if self.tiles.sizes[d] > 1 or d == sweep.dim), None)
             if d is None:
                 most = most + term

@@ -54,7 +54,7 @@ def tiles_of(s: Sweep, defs: Defs, indexer: Indexer) -> Tiles:
     rows = tuple(dict.fromkeys(k for b in found for k in b.rows))
     lower, upper = [b for b in found if b.rising], [b for b in found if not b.rising]
     cut = Segment("", "")
-    whole = Segment("", "", frozenset(b.guard for b in found), True)
+    whole = Segment("", "", frozenset(b.guard for b in found if not b.implied), True)
     if not found:
         tiles = -(-extent // tile)
         lines = ["first = 0", f"count = {tiles}"]
@@ -83,5 +83,5 @@ def tiles_of(s: Sweep, defs: Defs, indexer: Indexer) -> Tiles:
 def _extreme(name: str, start: str, bounds: list[Bound], indexer: Indexer, most: bool) -> str:
     out = start
     for b in bounds:
-        out = f"tl.{name}({out}, {b.text(indexer, most=most)})"
+        out = f"tl.{name}({out}, {b.text(indexer, most=most or b.implied)})"
     return out

@@ -27,7 +27,7 @@ from plait.emit.triton_ops import (
 from plait.emit.triton_position import position_as_float
 from plait.emit.triton_random import by_words
 from plait.emit.triton_reduce import Reducer
-from plait.emit.triton_rows import with_row_conditions, within
+from plait.emit.triton_rows import with_row_conditions, within, without_between
 from plait.emit.triton_softmax import (
     complement,
     contracted,
@@ -210,13 +210,16 @@ class Emitter:
             return
         attrs = dict(s.attrs)
         dims = {i for k in s.args for i in self.ix.locals[k].axes}
-        for e in (attrs.get("expr"), attrs.get("linear"), *attrs.get("guard", ())):
+        for e in (attrs.get("expr"), attrs.get("linear"), *(attrs.get("guard", ()) if s.op == "holds" else ())):
             dims |= set(self.ix.axes_of(e)) if e is not None else set()
         axes = self.ix.ordered(dims)
         args = [self.ix.operand(k, axes) for k in s.args]
         types = [self.types[k] for k in s.args]
         draw = draw_of(s)
-        if s.op == "index":
+        if s.op == "between" and not args:
+            self.true.add(s.out)
+            axes = ()
+        elif s.op == "index":
             args = [f"tl.cast({self.ix.text(attrs['expr'], axes)}, {tl_type(s.dtype)})"]
         elif s.op == "within":
             self.ix.bounds[s.out] = attrs["limit"]
@@ -435,7 +438,7 @@ def _prepared(program: TileProgram, indexer: Indexer, looped: frozenset[int]) ->
         sweeps = [s for s in rows.walk() if isinstance(s, Sweep) and s.dim in looped]
         if any(b.rows for s in sweeps for b in bounds_of(s, definitions(rows), indexer)):
             return rows
-    return products_early(scale_late(with_conditions(program)))
+    return products_early(scale_late(with_conditions(without_between(program))))
 
 
 def begins(r: Stmt, dim: int, pending: set[int]) -> bool:

@@ -60,29 +60,34 @@ def _segments(s: Sweep, found: list[Bound], indexer: Indexer) -> list[Segment]:
         start = whole_tiles(f"tl.maximum({start}, 0)", d.tile)
     for b in upper:
         end = f"tl.minimum({end}, {b.text(indexer, most=True)})"
-    if not (found or not d.even) or not _masks_products(s) or _is_narrow(lower, upper, d.tile):
+    asked = [b for b in found if not b.implied]
+    if not (asked or not d.even) or not _masks_products(s) or _is_narrow(lower, upper, d.tile):
         return [Segment(start, end)]
     if any(b.rows for b in found) and _rows(s, indexer) < _FEW:
         return [Segment(start, end)]
     full = extent
     for b in upper:
-        full = f"tl.minimum({full}, {b.text(indexer, most=False)})"
+        full = f"tl.minimum({full}, {b.text(indexer, most=b.implied)})"
     full = whole_tiles(f"tl.maximum({full}, 0)", d.tile)
-    true = frozenset(b.guard for b in found)
+    true = frozenset(b.guard for b in asked)
     out: list[Segment] = []
     first = "0"
+    before: tuple[str, ...] = ()
     if lower:
         least = start
-        for b in lower:
+        for b in (b for b in lower if not b.implied):
             least = f"tl.maximum({least}, {b.text(indexer, most=False)})"
         first = f"{d.name}_from"
-        line = f"{first} = {whole_tiles(f'({least} + {d.tile - 1})', d.tile)}"
-        out.append(Segment(start, f"tl.minimum({first}, {end})", before=(line,)))
         full = f"tl.maximum({full}, {first})"
+        if least != start:
+            line = f"{first} = {whole_tiles(f'({least} + {d.tile - 1})', d.tile)}"
+            out.append(Segment(start, f"tl.minimum({first}, {end})", before=(line,)))
+        else:
+            before = (f"{first} = {start}",)
     if not upper and d.even:
-        return [*out, Segment(first, end, true, True)]
+        return [*out, Segment(first, end, true, True, before)]
     name = f"{d.name}_full"
-    return [*out, Segment(first, name, true, True, (f"{name} = {full}",)), Segment(name, end)]
+    return [*out, Segment(first, name, true, True, (*before, f"{name} = {full}")), Segment(name, end)]
 
 
 def _rows(s: Sweep, indexer: Indexer) -> int:
@@ -99,7 +104,9 @@ def _masks_products(s: Sweep) -> bool:
 
 def _is_narrow(lower: list[Bound], upper: list[Bound], tile: int) -> bool:
     """Lower and upper bounds leave no tile that is full for certain: a window about as wide as a block."""
-    lengths = [(y.edge(most=False) - x.edge(most=False)).const for x in lower for y in upper]
+    lengths = [
+        (y.edge(most=False) - x.edge(most=False)).const for x in lower for y in upper if not (x.implied or y.implied)
+    ]
     return any(n is not None and n < tile for n in lengths)
 
 
@@ -119,13 +126,14 @@ def longest_last(program: TileProgram, defs: Defs, indexer: Indexer) -> frozense
 
 def bounds_of(s: Sweep, defs: Defs, indexer: Indexer) -> list[Bound]:
     """What a sweep's guards say of its points, where nothing changes outside them."""
-    return [b for g in _guards(s) if (b := _bound(g, s, defs, indexer)) is not None and _excludes(g, s, defs)]
+    found = [(_bound(g, s, defs, indexer), implied) for g, implied in _guards(s)]
+    return [replace(b, implied=implied) for b, implied in found if b is not None and _excludes(b.guard, s, defs)]
 
 
 @dataclass(frozen=True)
 class Bound:
     """guard = slope * axis(dim) + rest >= 0, over a block: `most` and `least` are the rest's extremes, made of those of the
-    locals `rows`."""
+    locals `rows`. `implied`: where it holds, other masks still have to be asked, and it masks nothing itself."""
 
     guard: Expr
     dim: DimPlan
@@ -133,6 +141,7 @@ class Bound:
     most: Expr
     least: Expr
     rows: tuple[int, ...] = ()
+    implied: bool = False
 
     @property
     def rising(self) -> bool:
@@ -171,11 +180,12 @@ def _log2(tile: int) -> int:
     return tile.bit_length() - 1
 
 
-def _guards(s: Sweep) -> Iterator[Expr]:
+def _guards(s: Sweep) -> Iterator[tuple[Expr, bool]]:
+    """Each guard, and whether it is implied by others."""
     seen: set[Expr] = set()
     for x in walk((s,)):
-        if isinstance(x, Let) and x.op == "holds":
-            yield from (g for g in x.attr("guard") if g not in seen)
+        if isinstance(x, Let) and (x.op == "holds" or (x.op == "between" and not x.args)):
+            yield from ((g, x.op == "between") for g in x.attr("guard") if g not in seen)
             seen.update(x.attr("guard"))
 
 
@@ -243,11 +253,11 @@ def _values_outside(g: Expr, defs: Defs) -> Callable[[int], float | bool | None]
         return known[k]
 
     def _let(d: Let) -> float | bool | None:
-        if d.op == "holds":
-            return False if g in d.attr("guard") else None
+        if d.op in ("holds", "between"):
+            return False if g in dict(d.attrs).get("guard", ()) else None
         if d.op == "const":
             return d.attr("value")  # type: ignore[no-any-return]
-        row = is_statistic(defs.get(d.args[-1]), g) if d.args else False
+        row = is_statistic(defs.get(d.args[-1]), g, lambda k: defs[k].span) if d.args else False
         if d.op == "sub" and value(d.args[0]) == -math.inf and (row or base_of(d.args[1], defs) is not None):
             return -math.inf
         if d.op == "div" and row and value(d.args[0]) == 0:

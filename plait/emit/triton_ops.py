@@ -173,6 +173,10 @@ def _const(c: Call) -> str:
     return f"tl.full([], {literal(c.attrs['value'], c.dtype)}, {tl_type(c.dtype)})"
 
 
+def _true(c: Call) -> str:
+    return _const(Call((), (), c.dtype, {"value": True}))
+
+
 def _lowered(c: Call) -> str:
     raise LowerFailed("pieces and gather are guarded loads and selections by the time they are emitted")
 
@@ -200,8 +204,9 @@ def _value_rules() -> dict[str, Rule]:
         "copy": _fmt("{0}"),
         "pieces": _lowered,
         "gather": _lowered,
-        "holds": lambda c: " & ".join(c.args) if c.args else _const(Call((), (), c.dtype, {"value": True})),
+        "holds": lambda c: " & ".join(c.args) if c.args else _true(c),
         "where": _fmt("tl.where({0}, {1}, {2})"),
+        "between": lambda c: "({1} <= {0}) & ({0} < {2})".format(*c.args) if c.args else _true(c),
         "rand": _random("_rand", "_rand64"),
         "randn": _random("_randn", "_randn64"),
         "randbits": _random("_randbits", "_randbits64"),

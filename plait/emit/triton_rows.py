@@ -6,6 +6,12 @@
 "within" (this backend's own operator) moves a number to just beyond all that it is compared with, attr limit, where it was
 further out: no comparison comes out otherwise, nothing overflows, and 32 bits hold it. A loop's bounds are then read off
 its extremes over a block's rows: the loop visits what some row sees, and masks what not all of them see.
+
+    first = load(b, i); end = load(b, i)
+    sweep r: c = between(index(r), first, end)  -> sweep r: c = between() {guard=(r - within(first), within(end) - 1 - r)}
+
+"between" says nothing that what it is put on does not say (rewrite/passes/block_bounds): with its numbers known before the
+loop it bounds the loop, and it is evaluated nowhere.
 """
 
 from __future__ import annotations
@@ -14,13 +20,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from plait.emit.triton_index import Indexer
-from plait.emit.triton_position import position_of
 from plait.emit.triton_reduce import across
 from plait.emit.triton_softmax import definitions
 from plait.ir import index as ix
 from plait.ir.dtype import DType
 from plait.ir.index import Expr
 from plait.tile.masks import with_conditions
+from plait.tile.positions import position_of
 from plait.tile.program import Let, Load, Stmt, Sweep, TileProgram
 
 _BEYOND = 2**48
@@ -36,6 +42,21 @@ def with_row_conditions(program: TileProgram, looped: frozenset[int]) -> TilePro
     if not rows.held:
         return None
     return with_conditions(replace(program, body=tuple(rows.inserted(body))), frozenset(rows.held.values()))
+
+
+def without_between(program: TileProgram) -> TileProgram:
+    """The program with conditions that are implied as true: where no loop is bounded by them."""
+
+    def visit(s: Stmt) -> Stmt:
+        if isinstance(s, Sweep):
+            return replace(s, body=tuple(map(visit, s.body)))
+        return _implied(s) if isinstance(s, Let) and s.op == "between" else s
+
+    return replace(program, body=tuple(map(visit, program.body)))
+
+
+def _implied(s: Let, guard: tuple[Expr, ...] = ()) -> Let:
+    return Let(s.out, "between", (), DType.b1, (), (("guard", guard),))
 
 
 def extreme(k: int, greatest: bool) -> Expr:
@@ -83,20 +104,33 @@ class _Rows:
         return tuple(out)
 
     def _condition(self, s: Let, before: Mapping[int, frozenset[int]]) -> Let | None:
+        if s.op == "between":
+            return self._between(s, before)
         if s.op not in ("lt", "le", "gt", "ge"):
             return None
         for k, other in (s.args, s.args[::-1]):
-            e, d = position_of(k, self.defs), self.defs.get(other)
-            loops = [before[i] for i in e.axes() if i in before] if e is not None else []
-            if e is None or not loops or not isinstance(d, Let | Load) or d.dtype is not DType.i64:
-                continue
-            if position_of(other, self.defs) is not None or not all(other in known for known in loops):
+            e = position_of(k, self.defs)
+            if e is None or not self._is_of_rows(other, e, before):
                 continue
             v = ix.value(self._held(other, e))
             a, b = (e, v) if k == s.args[0] else (v, e)
             g = {"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[s.op]
             return Let(s.out, "holds", (), DType.b1, s.span, (("guard", (g,)),))
         return None
+
+    def _between(self, s: Let, before: Mapping[int, frozenset[int]]) -> Let:
+        e = position_of(s.args[0], self.defs)
+        if e is None or not all(self._is_of_rows(k, e, before) for k in s.args[1:]):
+            return _implied(s)
+        first, end = (ix.value(self._held(k, e)) for k in s.args[1:])
+        return _implied(s, (e - first, end - 1 - e))
+
+    def _is_of_rows(self, k: int, e: Expr, before: Mapping[int, frozenset[int]]) -> bool:
+        """Whether a whole number that is no position is known before the loops along which the position `e` moves."""
+        d, loops = self.defs.get(k), [before[i] for i in e.axes() if i in before]
+        if not loops or not isinstance(d, Let | Load) or d.dtype is not DType.i64:
+            return False
+        return position_of(k, self.defs) is None and all(k in known for known in loops)
 
     def _held(self, k: int, e: Expr) -> int:
         ends = [self.facts.lower(e), self.facts.upper(e)]

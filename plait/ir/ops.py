@@ -153,6 +153,7 @@ def _table() -> dict[str, OpDef]:
     defs += [OpDef("bit_not", "map", 1, _integral)]
     defs += [OpDef(n, "map", 1, _float_test, discontinuous=True) for n in ("isnan", "isinf", "signbit")]
     defs += [OpDef(n, "map", 2, _compare, discontinuous=True) for n in ("eq", "ne", "lt", "le", "gt", "ge")]
+    defs += [OpDef("between", "map", 3, _compare, discontinuous=True)]
     defs += [OpDef(n, "reduce", 1, _arith) for n in ("sum", "prod", "max", "min")]
     defs += [OpDef(n, "reduce", 1, _bools) for n in ("any", "all")]
     defs += [OpDef(n, "reduce", 1, _i64, discontinuous=True) for n in ("argmax", "argmin")]
@@ -167,4 +168,6 @@ OPS: dict[str, OpDef] = _table()
 `argmax`, `argmin` give the row-major index over the reduced axes of the first extreme (a NaN counts as extreme).
 `floordiv`, `remainder` follow Python's signs, `truncdiv`, `fmod` C's; on zero divisors the program raises.
 `fmod_f`, `remainder_f` are their float forms. `round` is half to even. `fma(a, b, c)` is a*b + c with
-one rounding, where the machine has the instruction. `ipow` is integer power by wrapping products."""
+one rounding, where the machine has the instruction. `between(x, first, end)` is first <= x < end, and implied by
+what it is put on: where it is false, nothing changes if it is taken for true (loops end there; see rewrite/passes/block_bounds).
+`ipow` is integer power by wrapping products."""

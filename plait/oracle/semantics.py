@@ -136,6 +136,7 @@ MAPS: dict[str, Callable[..., Tensor]] = {
     "le": torch.le,
     "gt": torch.gt,
     "ge": torch.ge,
+    "between": lambda x, first, end: (first <= x) & (x < end),
 }
 """Operators whose meaning needs operands only. Those that need attributes (cast, bitcast, const, index, random ones) and
 `pieces`, which looks at guards, are in the evaluators, through the functions below."""

@@ -27,6 +27,7 @@ class Context:
     fits: Fits
     partials: frozenset[Node]  # partial results of split reductions
     relaid: frozenset[Node]  # copies whose rows begin well
+    ends: frozenset[Node]  # bounds of loops that are found beforehand
     max_arguments: int
     max_nodes: int
 
@@ -142,9 +143,17 @@ def why_not_relaid(ctx: Context, al: Alignment) -> Reason | None:
     return None
 
 
+def why_not_bounded(ctx: Context, al: Alignment) -> Reason | None:
+    """Bounds of loops over products are found beforehand: each tile of each head would find them again."""
+    if ctx.ends & set(al.nodes) and any(n.kind == "contract" for n in al.nodes):
+        return Reason(Why.MISALIGNED, "every tile would find the bounds of its loop again")
+    return None
+
+
 LAWS: tuple[Law, ...] = (
     why_not_wanted,
     why_not_relaid,
+    why_not_bounded,
     why_not_partial,
     why_not_arguments,
     why_not_loose,

@@ -96,6 +96,7 @@ class Setting:
             lambda al: fits(al, self.stored(frozenset(al.nodes))),
             graph.partials,
             frozenset(n for n in graph.padded if n.op == "copy"),
+            frozenset(r.source for n in graph.nodes() if n.op == "between" for r in n.reads[1:]),
             _MAX_ARGUMENTS,
             _MAX_NODES,
         )

@@ -56,7 +56,10 @@ def _us(ns: float) -> float | None:
 def collect_refusals(plan: Plan, places: Places, openings: Sequence[Opening]) -> tuple[Refusal, ...]:
     """Every neighbouring pair that stayed apart, most bytes at stake first; also parts of one launch, which share no value."""
     out = []
+    beforehand = _beforehand(plan.graph)
     for d in plan.refusals():
+        if d.producer in beforehand or d.consumer in beforehand:
+            continue
         assert d.reason is not None
         a, b = places.side(d.producer), places.side(d.consumer)
         sentence, unlock = _words(plan.graph, d, a, b, openings)
@@ -76,6 +79,16 @@ def collect_refusals(plan: Plan, places: Places, openings: Sequence[Opening]) ->
             )
         )
     return tuple(out)
+
+
+def _beforehand(graph: Graph) -> set[Node]:
+    """What is computed for the bounds of loops alone: no operator of the user's."""
+    users = graph.users()
+    out = {r.source for n in graph.nodes() if n.op == "between" for r in n.reads[1:]}
+    for n in reversed(graph.nodes()):
+        if users[n] and all(u in out for u in users[n]):
+            out.add(n)
+    return out
 
 
 def _gain(d: Decision) -> str:

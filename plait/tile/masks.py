@@ -47,11 +47,13 @@ def _all_known(args: Sequence[object], made: Callable[[list[bool]], bool]) -> bo
     return made(known) if len(known) == len(args) else None
 
 
-def is_statistic(s: Stmt | None, guard: Expr) -> bool:
+def is_statistic(s: Stmt | None, guard: Expr, span_of: Callable[[int], Iterable[int]]) -> bool:
     """Whether a statement loads a value that is one for a whole row of a mask, as the saved maximum and sum of a softmax are.
     It is taken to be finite (and no divisor 0) where the mask hides a point of the row: a row of which the mask hides all,
-    or that is -inf throughout, has no finite maximum, and no tile of it need be visited to find that out."""
-    return isinstance(s, Load) and not guard.axes() <= set(s.span)
+    or that is -inf throughout, has no finite maximum, and no tile of it need be visited to find that out. `span_of` gives the
+    dims that a local of the guard's varies over."""
+    moving = guard.axes().union(*(span_of(k) for k in guard.values()))
+    return isinstance(s, Load) and not moving <= set(s.span)
 
 
 def with_conditions(program: TileProgram, rows: frozenset[int] = frozenset()) -> TileProgram:

@@ -40,7 +40,7 @@ def refused(op: str, dtype: DType) -> bool:
     """Combinations that torch itself does not define for bool."""
     return dtype is DType.b1 and op not in (
         *("copy", "where", "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "bit_not"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "add", "mul"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "add", "mul", "between"),
     )
 
 
@@ -57,7 +57,7 @@ def program(op: str, dtype: DType) -> TileProgram:
     args = [p.load(x, A(0)), p.load(y, A(0))]
     if op == "where":
         args = [p.let("lt", *args, result=DType.b1), *args]
-    if op == "fma":  # nothing cancels, for not every target has the instruction
+    if OPS[op].arity == 3 and op != "where":  # nothing cancels, for not every target has the instruction
         args = [*args, p.let("mul", *args, result=dtype)]
     out = result_type(op, dtype)
     assert out is not None
@@ -119,7 +119,7 @@ def test_operator(library: Library, op: str) -> None:
         assert out is not None
         o = torch.empty(N, dtype=TORCH[out])
         assert library.run(f"{op}_{dtype.value}", [x, y, o]) == 0
-        args = [x < y, x, y] if op == "where" else [x, y, x * y] if op == "fma" else [x, y]
+        args = [x < y, x, y] if op == "where" else [x, y, x * y]
         args = args[: OPS[op].arity]
         eager = MAPS[op](*args)
         if not out.is_float:

@@ -38,12 +38,12 @@ class FormulaNodes:
 
     def cast(self, r: Read, dtype: DType) -> Read:
         """A value in a type."""
-        return r if r.source.dtype is dtype else self._map("cast", [r], dtype=dtype, implicit=False)
+        return r if r.source.dtype is dtype else self.map("cast", [r], dtype=dtype, implicit=False)
 
     def product(self, a: Read, b: Read) -> Read:
         """a * b."""
         dtype = max((r.source.dtype.compute for r in (a, b)), key=lambda d: d.nbytes)
-        return self._map("mul", [self.cast(a, dtype), self.cast(b, dtype)])
+        return self.map("mul", [self.cast(a, dtype), self.cast(b, dtype)])
 
     def reduced(self, op: str, reads: Sequence[Read], axis: int) -> Read:
         """A reduction or contraction over one axis of the frame, the last that its operands vary over."""
@@ -70,7 +70,7 @@ class FormulaNodes:
         args = list(f.args)
         condition = [self.typed(args.pop(0), DType.b1)] if f.op == "where" else []
         dtype = self._joined(args)
-        return self._map(f.op, [*condition, *(self.typed(a, dtype) for a in args)])
+        return self.map(f.op, [*condition, *(self.typed(a, dtype) for a in args)])
 
     def _joined(self, args: Sequence[Formula]) -> DType:
         """The type in which operands meet: the widest, floats before integers; constants follow the others."""
@@ -86,7 +86,8 @@ class FormulaNodes:
             return self.cast(self._const(f, dtype.compute), dtype)
         return Read(self._builder.node("const", (), dtype=dtype, value=number), ())
 
-    def _map(self, op: str, reads: Sequence[Read], **attrs: Any) -> Read:
+    def map(self, op: str, reads: Sequence[Read], **attrs: Any) -> Read:
+        """An operator's value, over those axes that its operands vary over."""
         used = _used(reads)
         node = self._builder.node(op, [self.axes[a] for a in used], self._renumbered(reads, used), **attrs)
         return Read(node, tuple(ix.axis(a) for a in used))
