@@ -115,8 +115,6 @@ def _target(target: Any) -> str:
         namespace, _, name = target._schema.name.partition("::")
         if namespace == "plait":
             raise NoText(f"{name} is an operator of plait's own, which eager does not call")
-        if namespace == "plait":
-            raise NoText(f"{name} is an operator of plait's own, which eager does not call")
         parts = [namespace, name, target._overloadname]
         if all(p.isidentifier() and p.isascii() and not keyword.iskeyword(p) for p in parts):
             return f"torch.ops.{'.'.join(parts)}"

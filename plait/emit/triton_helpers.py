@@ -82,6 +82,10 @@ def _bits(n):
     # an integer n in [0, 2^23) as the float 2^23 + n: differences of two are exact
     return (n | 1258291200).to(tl.float32, bitcast=True)
 
+def _same_near_zero(y, near, x):
+    # y is a function of x, `near` what it is near zero: libdevice flushes subnormal numbers to zero
+    return tl.where(tl.abs(x) < 1.1754943508222875e-38, near, y)
+
 def _tanh_absolute(x, c):
     # tanh(y) = 1 - 2 / (exp(2 y) + 1), c = 2 log2(e) y / x; where the power overflows, the quotient is 0
     return tl.fma(libdevice.fast_dividef(1.0, tl.exp2(x * c) + 1.0), -2.0, 1.0)

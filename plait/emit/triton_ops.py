@@ -191,6 +191,11 @@ def _libdevice(name: str, arity: int = 1) -> Rule:
     return _fmt(f"libdevice.{name}({operands})")
 
 
+def _same_near_zero(text: str, fast: str = "") -> Rule:
+    """Of a function that is x near zero, in f32."""
+    return _by_width(f"_same_near_zero({text}, {{0}}, {{0}})", text, fast)
+
+
 # without the care that Triton's exp takes of subnormal results
 _FAST_EXP = "tl.exp2(({0}) * 1.4426950408889634)"
 
@@ -250,21 +255,23 @@ def _integer_rules() -> dict[str, Rule]:
 
 
 def _float_rules() -> dict[str, Rule]:
-    unary = "exp2 expm1 log10 log1p tan asin acos atan sinh cosh asinh acosh atanh erfc erfinv lgamma trunc"
+    unary = "exp2 log10 acos cosh acosh erfc erfinv lgamma trunc"
+    near_zero = "expm1 log1p tan asin atan sinh asinh atanh"
     binary = {"fmod_f": "fmod"} | {n: n for n in ("pow", "atan2", "copysign", "hypot", "nextafter")}
     plain = {n: _libdevice(n) for n in unary.split()} | {n: _libdevice(f, 2) for n, f in binary.items()}
+    plain |= {n: _same_near_zero(f"libdevice.{n}({{0}})") for n in near_zero.split()}
     return {
         "sqrt": _by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
         "rsqrt": _by_width("_rsqrt({0})", "libdevice.rsqrt({0})"),
         "reciprocal": _by_width("tl.div_rn(1.0, {0})", "1.0 / {0}", "1.0 / {0}"),
         "sigmoid": _by_width("_sigmoid({0})", "_sigmoid64({0})", "_sigmoid_near({0})"),
-        "tanh": _by_width("libdevice.tanh({0})", "libdevice.tanh({0})", "_tanh_near({0})"),
+        "tanh": _same_near_zero("libdevice.tanh({0})", "_tanh_near({0})"),
         "exp": _by_width("libdevice.exp({0})", "libdevice.exp({0})", _FAST_EXP),
         "log": _fmt("tl.log({0})"),
         "log2": _fmt("tl.log2({0})"),
-        "sin": _fmt("tl.sin({0})"),
+        "sin": _same_near_zero("tl.sin({0})"),
         "cos": _fmt("tl.cos({0})"),
-        "erf": _fmt("tl.erf({0})"),
+        "erf": _by_width("_same_near_zero(tl.erf({0}), {0} * 1.1283791670955126, {0})", "tl.erf({0})"),
         "digamma": _fmt("_digamma({0})"),
         "floor": _fmt("tl.floor({0})"),
         "ceil": _fmt("tl.ceil({0})"),

@@ -58,9 +58,9 @@ def test_exponentials_that_are_compared_are_exact() -> None:
     ("dtype", "capped", "helper"),
     [
         (torch.bfloat16, False, "_tanh_near("),
-        (torch.float32, False, "libdevice.tanh("),
+        (torch.float32, False, "_same_near_zero(libdevice.tanh("),
         (torch.bfloat16, True, "_tanh_absolute("),
-        (torch.float32, True, "libdevice.tanh("),
+        (torch.float32, True, "_same_near_zero(libdevice.tanh("),
     ],
 )
 def test_tanh_is_approximated_where_neither_a_store_nor_an_exponent_shows_it(
@@ -73,6 +73,15 @@ def test_tanh_is_approximated_where_neither_a_store_nor_an_exponent_shows_it(
         t = m.let("div", e, m.reduce("sum", e, (1,)))
     m.store(torch.zeros(4, 16, dtype=dtype), AT, t)
     assert f"= {helper}" in emit_triton(m.program(), "k").text
+
+
+@pytest.mark.parametrize("op", "tanh expm1 log1p tan asin atan sinh asinh atanh sin erf".split())
+def test_what_libdevice_flushes_to_zero_is_taken_past_it(op: str) -> None:
+    m = _make()
+    m.store(torch.zeros(4, 16), AT, m.let(op, m.load(randn(4, 16), AT)))
+    assert (
+        f"_same_near_zero({'tl' if op in ('sin', 'erf') else 'libdevice'}.{op}(" in emit_triton(m.program(), "k").text
+    )
 
 
 def test_a_tanh_that_an_exponential_magnifies_is_exact() -> None:

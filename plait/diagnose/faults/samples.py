@@ -16,9 +16,11 @@ def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> T
 
 
 def _sample(name: str, fn: Any, *args: Tensor, wants: int = 0) -> Sample:
-    """`wants`: how many of the arguments, from the first, want a gradient."""
+    """`wants`: how many of the arguments, from the first, want a gradient. A module goes to the device with them."""
 
     def make(device: str) -> list[Any]:
+        if isinstance(fn, nn.Module):
+            fn.to(device)
         moved = [a.detach().clone().to(device) for a in args]
         return [m.requires_grad_() if k < wants else m for k, m in enumerate(moved)]
 
