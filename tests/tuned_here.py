@@ -27,7 +27,7 @@ def install(log: str) -> None:
     """Put the clock in, and tell the compiler that schedules are worth timing."""
     wishes = dict(w.split("=") for w in os.environ.get("TUNED_HERE", "").split())
     assemble.triton_is_interpreted = lambda: False  # type: ignore[attr-defined]
-    compiler.spec_for = lambda kind, card="": SPECS["h200"]  # type: ignore[attr-defined]
+    compiler.spec_of = lambda device: SPECS["h200"]  # type: ignore[attr-defined]
     assemble._TUNE_FROM_NS = 0.0  # type: ignore[misc]
     torch.cuda.is_current_stream_capturing = lambda: False
     made = build._build_triton_one
