@@ -125,7 +125,9 @@ def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["tanh", "expm1", "log1p", "tan", "asin", "atan", "sinh", "asinh", "atanh", "sin", "erf"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "expm1", "log1p", "tan", "asin", "atan", "sinh", "asinh", "atanh", "sin", "erf"]
+)
 def test_subnormal_numbers_pass_through_what_is_linear_near_zero(name: str) -> None:
     x = torch.linspace(-2e-38, 2e-38, 4099, device="cuda")
     judged(getattr(torch, name), [x])

@@ -75,7 +75,9 @@ def test_tanh_is_approximated_where_neither_a_store_nor_an_exponent_shows_it(
     assert f"= {helper}" in emit_triton(m.program(), "k").text
 
 
-@pytest.mark.parametrize("op", ["tanh", "expm1", "log1p", "tan", "asin", "atan", "sinh", "asinh", "atanh", "sin", "erf"])
+@pytest.mark.parametrize(
+    "op", ["tanh", "expm1", "log1p", "tan", "asin", "atan", "sinh", "asinh", "atanh", "sin", "erf"]
+)
 def test_what_libdevice_flushes_to_zero_is_taken_past_it(op: str) -> None:
     m = _make()
     m.store(torch.zeros(4, 16), AT, m.let(op, m.load(randn(4, 16), AT)))
