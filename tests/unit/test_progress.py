@@ -17,21 +17,7 @@ import plait
 from plait.runtime import build, follow, progress, report
 from plait.runtime.follow import doing, watching
 from plait.runtime.progress import OfGraph, showing
-
-
-class Terminal:
-    def __init__(self, live: bool = True) -> None:
-        self.text, self.live = "", live
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return self.live
+from tests.terminal import Terminal
 
 
 def two_sums(x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +42,7 @@ def test_a_slow_build_is_named_with_its_graph_stage_kernel_and_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "STALL_SECONDS", 0.3)
+    torch.compile(lambda x: x + 1, backend="aot_eager")(torch.zeros(1))  # the first time, torch starts a thread itself
     threads = threading.active_count()
     with caplog.at_level(logging.WARNING, "plait"):
         plait.compile(two_sums, cache_dir="0", strict=True)(torch.randn(64, 64))

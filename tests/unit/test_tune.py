@@ -27,6 +27,7 @@ from plait.runtime.gluon_kernel import GluonKernel
 from plait.tools import tune
 from plait.tools.cli import main
 from plait.tools.tune import Spent, Tuning
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "plait" / "tools" / "schemas" / "tune_1.json").read_text())
@@ -270,23 +271,6 @@ def test_what_cannot_be_kept_is_said_before_the_program_runs(
 
 
 # ------------------------------------------------------------------------------------------------------------- progress
-class Terminal:
-    """What is shown."""
-
-    def __init__(self, live: bool) -> None:
-        self.live, self.text = live, ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return self.live
-
-
 @pytest.mark.parametrize("live", [False, True])
 def test_what_stands_still_is_named_and_nothing_else(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "STALL_SECONDS", 0.2)
